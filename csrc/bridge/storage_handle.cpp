@@ -1,0 +1,44 @@
+#include "storage_handle.hpp"
+
+#include "../native/error.hpp"
+#include "storage_access.hpp"
+
+namespace pinferry::bridge {
+namespace {
+
+c10::StorageImpl* from_cdata(std::uintptr_t cdata) { return reinterpret_cast<c10::StorageImpl*>(cdata); }
+
+}  // namespace
+
+StorageHandle::StorageHandle(std::uintptr_t cdata)
+    : key_(cdata), weak_(StoragePtr::unsafe_reclaim_from_nonowning(from_cdata(cdata))) {}
+
+StoragePtr StorageHandle::lock() const {
+    StoragePtr storage = weak_.lock();
+    if (!storage) throw Error("StorageChanged", "a storage was freed while it was being moved");
+    return storage;
+}
+
+std::uintptr_t StorageHandle::address() const {
+    return reinterpret_cast<std::uintptr_t>(data_of(*lock()).get());
+}
+
+bool StorageHandle::guarded() const { return bridge::guarded(*lock()); }
+
+std::string StorageHandle::refusal() const {
+    const StoragePtr storage = lock();
+    if (storage->sym_nbytes().is_heap_allocated()) return "its size is symbolic";
+    if (storage->nbytes() > 0 && !data_of(*storage).get() && !bridge::guarded(*storage)) {
+        return "it has no memory (a wrapper, fake or meta tensor)";
+    }
+    if (storage->received_cuda()) return "it was received from another process";
+    c10::Allocator* allocator = storage->allocator();
+    if (!allocator) return "it has no allocator (made from foreign memory, DLPack, NumPy or a mapped file)";
+    const c10::DeleterFnPtr deleter = allocator->raw_deleter();
+    if (storage->nbytes() > 0 && deleter && data_of(*storage).get_deleter() != deleter) {
+        return "its memory did not come from its own allocator (shared, mapped or copy-on-write memory)";
+    }
+    return "";
+}
+
+}  // namespace pinferry::bridge

@@ -1,0 +1,76 @@
+#include <pybind11/stl.h>
+
+#include "arena.hpp"
+#include "bindings.hpp"
+#include "seconds.hpp"
+
+namespace py = pybind11;
+
+namespace pinferry {
+namespace {
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Seconds = std::optional<double>;
+
+std::shared_ptr<Arena> create(std::shared_ptr<Device> device, std::size_t nbytes, std::size_t chunk_nbytes,
+                              std::optional<int> numa_node, bool huge_pages, unsigned threads) {
+    return Arena::create(std::move(device), {nbytes, chunk_nbytes, {numa_node, huge_pages, threads}});
+}
+
+void bind_stats(py::module_& module) {
+    py::class_<ArenaStats>(module, "ArenaStats", "Counters of an arena at one moment, in bytes.")
+        .def_readonly("capacity_bytes", &ArenaStats::capacity_bytes)
+        .def_readonly("used_bytes", &ArenaStats::used_bytes)
+        .def_readonly("peak_bytes", &ArenaStats::peak_bytes)
+        .def_readonly("free_bytes", &ArenaStats::free_bytes)
+        .def_readonly("largest_free_bytes", &ArenaStats::largest_free_bytes)
+        .def_readonly("retired_bytes", &ArenaStats::retired_bytes)
+        .def_readonly("locked_bytes", &ArenaStats::locked_bytes)
+        .def_readonly("blocks", &ArenaStats::blocks)
+        .def_readonly("allocations", &ArenaStats::allocations)
+        .def_readonly("failures", &ArenaStats::failures);
+}
+
+void bind_block(py::module_& module) {
+    py::class_<Block, std::shared_ptr<Block>>(module, "Block", py::buffer_protocol(),
+                                              "A contiguous range of an arena, held while this object lives.")
+        .def_property_readonly("nbytes", &Block::bytes)
+        .def_property_readonly("offset", &Block::offset, "Bytes from the start of the arena.")
+        .def_property_readonly(
+            "address", [](const Block& block) { return reinterpret_cast<Address>(block.data()); })
+        .def_buffer([](Block& block) {
+            return py::buffer_info(reinterpret_cast<std::uint8_t*>(block.data()),
+                                   static_cast<py::ssize_t>(block.bytes()));
+        });
+}
+
+}  // namespace
+
+void bind_arena(py::module_& module) {
+    bind_stats(module);
+    bind_block(module);
+    py::class_<Arena, std::shared_ptr<Arena>>(module, "Arena", "Host memory made once, dealt out as blocks.")
+        .def(py::init(&create), py::kw_only(), py::arg("device"), py::arg("nbytes"), py::arg("chunk_nbytes"),
+             py::arg("numa_node"), py::arg("huge_pages"), py::arg("threads"), Unlocked())
+        .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), Unlocked())
+        .def(
+            "allocate",
+            [](Arena& arena, std::size_t nbytes, Seconds timeout) {
+                return arena.allocate(nbytes, timeout_from_seconds(timeout));
+            },
+            py::arg("nbytes"), py::arg("timeout"), Unlocked())
+        .def(
+            "allocate_extents",
+            [](Arena& arena, const std::vector<std::size_t>& sizes, Seconds timeout) {
+                return arena.allocate_extents(sizes, timeout_from_seconds(timeout));
+            },
+            py::arg("sizes"), py::arg("timeout"), Unlocked())
+        .def("close", &Arena::close)
+        .def_property_readonly("closed", &Arena::closed)
+        .def_property_readonly("device", &Arena::device)
+        .def_property_readonly("backend", [](const Arena& arena) { return arena.memory().backend(); })
+        .def_property_readonly("description", [](const Arena& arena) { return arena.memory().describe(); })
+        .def("stats", &Arena::stats, Unlocked());
+}
+
+}  // namespace pinferry

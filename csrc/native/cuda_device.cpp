@@ -1,0 +1,138 @@
+#include "cuda_device.hpp"
+
+#include <array>
+#include <cstdio>
+
+#include "cuda_stream.hpp"
+#include "error.hpp"
+
+namespace pinferry {
+namespace {
+
+cuda::Stream native(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream); }
+
+std::string format_uuid(const cuda::Uuid& uuid) {
+    std::string text = "GPU-";
+    for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+        if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+        std::array<char, 3> hex{};
+        std::snprintf(hex.data(), hex.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+        text += hex.data();
+    }
+    return text;
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(int index)
+    : index_(index),
+      context_(cuda::PrimaryContext::retain(index)),
+      driver_(context_->driver()),
+      events_(std::make_shared<cuda::EventPool>(context_)) {
+    const Scope scope(*context_);
+    read_identity();
+    cuda::check(driver_, "cuStreamCreate", driver_.stream_create(&to_host_, cuda::stream_non_blocking));
+    if (const auto result = driver_.stream_create(&to_device_, cuda::stream_non_blocking); result != cuda::success) {
+        driver_.stream_destroy(to_host_);
+        cuda::check(driver_, "cuStreamCreate", result);
+    }
+}
+
+CudaDevice::~CudaDevice() {
+    drain();
+    const Scope scope(*context_, std::nothrow);
+    if (!scope.ok()) return;
+    driver_.stream_destroy(to_host_);
+    driver_.stream_destroy(to_device_);
+}
+
+void CudaDevice::read_identity() {
+    std::array<char, 128> text{};
+    cuda::check(driver_, "cuDeviceGetName",
+                driver_.device_name(text.data(), static_cast<int>(text.size()), context_->ordinal()));
+    name_ = text.data();
+    cuda::check(driver_, "cuDeviceGetPCIBusId",
+                driver_.device_pci_bus_id(text.data(), static_cast<int>(text.size()), context_->ordinal()));
+    pci_bus_id_ = text.data();
+    cuda::Uuid uuid{};
+    cuda::check(driver_, "cuDeviceGetUuid", driver_.device_uuid(&uuid, context_->ordinal()));
+    uuid_ = format_uuid(uuid);
+}
+
+StreamHandle CudaDevice::copy_stream(Direction direction) const noexcept {
+    return reinterpret_cast<StreamHandle>(stream(direction));
+}
+
+std::shared_ptr<Event> CudaDevice::record(StreamHandle stream, bool timed) {
+    const Scope scope(*context_);
+    return std::make_shared<cuda::CudaEvent>(events_, native(stream), timed);
+}
+
+void CudaDevice::wait(StreamHandle stream, const Event& event) {
+    const Scope scope(*context_);
+    const auto handle = static_cast<const cuda::CudaEvent&>(event).handle();
+    cuda::check(driver_, "cuStreamWaitEvent", driver_.stream_wait_event(native(stream), handle, 0));
+}
+
+double CudaDevice::elapsed_ms(const Event& start, const Event& end) const {
+    const Scope scope(*context_);
+    float elapsed = 0;
+    cuda::check(driver_, "cuEventElapsedTime",
+                driver_.event_elapsed(&elapsed, static_cast<const cuda::CudaEvent&>(start).handle(),
+                                      static_cast<const cuda::CudaEvent&>(end).handle()));
+    return elapsed;
+}
+
+void CudaDevice::copy(Direction direction, std::byte* host, Address device, std::size_t bytes) {
+    const Scope scope(*context_);
+    if (direction == Direction::to_host) {
+        cuda::check(driver_, "cuMemcpyDtoHAsync", driver_.copy_to_host(host, device, bytes, to_host_));
+    } else {
+        cuda::check(driver_, "cuMemcpyHtoDAsync", driver_.copy_to_device(device, host, bytes, to_device_));
+    }
+}
+
+void CudaDevice::drain() noexcept {
+    const Scope scope(*context_, std::nothrow);
+    if (!scope.ok()) return;
+    driver_.stream_synchronize(to_host_);
+    driver_.stream_synchronize(to_device_);
+}
+
+std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest& request) {
+    const Scope scope(*context_);
+    try {
+        return std::make_unique<RegisteredMemory>(driver_, request.bytes, request.chunk_bytes, request.pages);
+    } catch (const Error& error) {
+        const bool forbidden = error.kind() == "RegistrationFailed" && !error.fields().empty() &&
+                               error.fields().front().second == cuda::error_not_supported;
+        if (!forbidden) throw;
+        return std::make_unique<DriverMemory>(driver_, request.bytes, request.chunk_bytes, error.what());
+    }
+}
+
+void CudaDevice::destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept {
+    const Scope scope(*context_, std::nothrow);
+    if (scope.ok()) {
+        memory.reset();
+    } else {
+        // After a fork or the driver's end there is nothing to give back to.
+        static_cast<void>(memory.release());
+    }
+}
+
+Address CudaDevice::allocate(std::size_t bytes) {
+    const Scope scope(*context_);
+    cuda::DevicePtr address = 0;
+    cuda::check(driver_, "cuMemAlloc", driver_.memory_alloc(&address, bytes == 0 ? 1 : bytes));
+    return address;
+}
+
+void CudaDevice::free(Address address, std::size_t) noexcept {
+    const Scope scope(*context_, std::nothrow);
+    if (scope.ok()) driver_.memory_free(address);
+}
+
+std::unique_ptr<OwnedStream> CudaDevice::create_stream() { return std::make_unique<CudaStream>(context_); }
+
+}  // namespace pinferry

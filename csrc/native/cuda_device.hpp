@@ -1,0 +1,52 @@
+#pragma once
+
+#include "cuda_event.hpp"
+#include "device.hpp"
+
+namespace pinferry {
+
+// One GPU through the driver: the primary context, two non-blocking copy streams, pooled events.
+class CudaDevice final : public Device {
+  public:
+    // Throws Error("DriverUnavailable"), Error("DeviceNotFound") or Error("DriverCallFailed").
+    explicit CudaDevice(int index);
+    ~CudaDevice() override;
+
+    const char* kind() const noexcept override { return "cuda"; }
+    int index() const noexcept override { return index_; }
+    std::string name() const override { return name_; }
+    std::string uuid() const override { return uuid_; }
+    std::string pci_bus_id() const override { return pci_bus_id_; }
+
+    StreamHandle copy_stream(Direction direction) const noexcept override;
+    std::shared_ptr<Event> record(StreamHandle stream, bool timed) override;
+    void wait(StreamHandle stream, const Event& event) override;
+    double elapsed_ms(const Event& start, const Event& end) const override;
+    void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) override;
+    void drain() noexcept override;
+    std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) override;
+    void destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept override;
+    Address allocate(std::size_t bytes) override;
+    void free(Address address, std::size_t bytes) noexcept override;
+    std::unique_ptr<OwnedStream> create_stream() override;
+
+  private:
+    using Scope = cuda::PrimaryContext::Scope;
+
+    void read_identity();
+    cuda::Stream stream(Direction direction) const noexcept {
+        return direction == Direction::to_host ? to_host_ : to_device_;
+    }
+
+    int index_;
+    std::shared_ptr<cuda::PrimaryContext> context_;
+    const cuda::Driver& driver_;
+    std::shared_ptr<cuda::EventPool> events_;
+    std::string name_;
+    std::string uuid_;
+    std::string pci_bus_id_;
+    cuda::Stream to_host_ = nullptr;
+    cuda::Stream to_device_ = nullptr;
+};
+
+}  // namespace pinferry

@@ -1,0 +1,58 @@
+#include "cuda_stream.hpp"
+
+#include "error.hpp"
+
+namespace pinferry {
+
+using Scope = cuda::PrimaryContext::Scope;
+
+CudaStream::CudaStream(std::shared_ptr<cuda::PrimaryContext> context)
+    : context_(std::move(context)), driver_(context_->driver()) {
+    const Scope scope(*context_);
+    void* word = nullptr;
+    cuda::check(driver_, "cuMemHostAlloc", driver_.host_alloc(&word, sizeof(std::uint32_t), cuda::host_alloc_portable));
+    latch_ = static_cast<std::uint32_t*>(word);
+    *latch_ = 0;
+    if (const auto result = driver_.stream_create(&stream_, cuda::stream_non_blocking); result != cuda::success) {
+        driver_.host_free(word);
+        cuda::check(driver_, "cuStreamCreate", result);
+    }
+}
+
+CudaStream::~CudaStream() {
+    release();
+    const Scope scope(*context_, std::nothrow);
+    if (!scope.ok()) return;
+    driver_.stream_synchronize(stream_);
+    driver_.stream_destroy(stream_);
+    driver_.host_free(const_cast<std::uint32_t*>(latch_));
+}
+
+void CudaStream::fill(Address target, unsigned char value, std::size_t bytes) {
+    const Scope scope(*context_);
+    cuda::check(driver_, "cuMemsetD8Async", driver_.fill(target, value, bytes, stream_));
+}
+
+void CudaStream::copy(Address target, Address source, std::size_t bytes) {
+    const Scope scope(*context_);
+    cuda::check(driver_, "cuMemcpyDtoDAsync", driver_.copy_on_device(target, source, bytes, stream_));
+}
+
+void CudaStream::hold() {
+    if (*latch_ < held_) throw Error("InvalidArgument", "this stream is held already; release() it first");
+    const Scope scope(*context_);
+    cuda::check(driver_, "cuStreamWaitValue32",
+                driver_.stream_wait_value(stream_, reinterpret_cast<Address>(latch_), held_ + 1, cuda::wait_value_geq));
+    ++held_;
+}
+
+void CudaStream::release() noexcept {
+    if (!context_->process().forked()) *latch_ = held_;
+}
+
+void CudaStream::synchronize() {
+    const Scope scope(*context_);
+    cuda::check(driver_, "cuStreamSynchronize", driver_.stream_synchronize(stream_));
+}
+
+}  // namespace pinferry

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "event.hpp"
+#include "host_memory.hpp"
+#include "process.hpp"
+
+namespace pinferry {
+
+enum class Direction { to_host, to_device };  // D2H, H2D
+
+// A stream by its native value: CUstream, or the address of a HostStream. Zero is the stream that
+// needs no name: the legacy default stream of CUDA, the calling thread on the CPU.
+using StreamHandle = std::uintptr_t;
+using Address = std::uintptr_t;
+
+// What an arena asks of a device.
+struct HostMemoryRequest {
+    std::size_t bytes = 0;
+    std::size_t chunk_bytes = 0;
+    PageOptions pages;
+};
+
+// A stream that the caller owns. Tests and benchmarks play producers and consumers with it.
+class OwnedStream {
+  public:
+    virtual ~OwnedStream() = default;
+    virtual StreamHandle handle() const noexcept = 0;
+
+    // Queues work in stream order; none of these blocks the host.
+    virtual void fill(Address target, unsigned char value, std::size_t bytes) = 0;
+    virtual void copy(Address target, Address source, std::size_t bytes) = 0;
+
+    // Holds everything queued after this call until release(). One latch at a time.
+    virtual void hold() = 0;
+    virtual void release() noexcept = 0;
+
+    // Blocks the host until everything queued so far has run.
+    virtual void synchronize() = 0;
+};
+
+// What the engine needs of a device: two copy streams, events, pinned memory. All calls may be made
+// from any thread. Only those that say so block the host.
+class Device {
+  public:
+    virtual ~Device() = default;
+
+    virtual const char* kind() const noexcept = 0;  // "cuda" or "cpu"
+    virtual int index() const noexcept = 0;
+    virtual std::string name() const = 0;
+    virtual std::string uuid() const = 0;          // "" on the CPU
+    virtual std::string pci_bus_id() const = 0;    // "" on the CPU
+
+    // The engine's own stream of a direction. It never waits for the legacy default stream.
+    virtual StreamHandle copy_stream(Direction direction) const noexcept = 0;
+
+    // An event behind everything queued on `stream` so far. `timed` ones can be given to elapsed_ms.
+    virtual std::shared_ptr<Event> record(StreamHandle stream, bool timed) = 0;
+
+    // Makes what is queued on `stream` from now on wait for `event`. On the CPU the calling thread is
+    // stream 0, so there it blocks until the event is complete.
+    virtual void wait(StreamHandle stream, const Event& event) = 0;
+
+    // Milliseconds between two complete, timed events.
+    virtual double elapsed_ms(const Event& start, const Event& end) const = 0;
+
+    // Queues one contiguous copy on the copy stream of its direction. The host range must lie within
+    // one chunk of memory from make_host_memory().
+    virtual void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) = 0;
+
+    // Blocks the host until both copy streams are idle. Never throws: for clean-up after a failure.
+    virtual void drain() noexcept = 0;
+
+    // Host memory that this device copies from and to at full speed. Blocks the host.
+    virtual std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) = 0;
+    // Gives it back under the device's context. Never throws.
+    virtual void destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept = 0;
+
+    virtual Address allocate(std::size_t bytes) = 0;
+    virtual void free(Address address, std::size_t bytes) noexcept = 0;
+
+    virtual std::unique_ptr<OwnedStream> create_stream() = 0;
+
+    const ProcessTag& process() const noexcept { return process_; }
+
+  private:
+    ProcessTag process_;
+};
+
+}  // namespace pinferry

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace pinferry {
+
+// A contiguous range of an arena, in bytes from its start.
+struct Range {
+    std::size_t offset = 0;
+    std::size_t size = 0;
+
+    std::size_t end() const noexcept { return offset + size; }
+    bool operator==(const Range& other) const noexcept {
+        return offset == other.offset && size == other.size;
+    }
+};
+
+// Free ranges of [0, capacity): best fit, coalescing, offsets only. It never touches the memory it
+// deals out and does not lock. Offsets and sizes are multiples of `alignment`; no range crosses a
+// multiple of `chunk` (a copy across two registrations is refused by the driver).
+// allocate and release cost O(log n) in the number of free ranges.
+class FreeList {
+  public:
+    // `alignment` is a power of two and divides `chunk`; throws std::invalid_argument otherwise.
+    // `capacity` is rounded down to the alignment.
+    FreeList(std::size_t capacity, std::size_t chunk, std::size_t alignment);
+
+    // The smallest free range that holds `bytes`, cut to size. Nothing if there is none.
+    // Zero bytes give a range of size zero.
+    std::optional<Range> allocate(std::size_t bytes);
+
+    // The largest free range, cut to at most `bytes`. Nothing if no byte is free.
+    std::optional<Range> allocate_largest(std::size_t bytes);
+
+    // Gives a range back. Throws std::logic_error, changing nothing, if any byte of it is free.
+    void release(Range range);
+
+    std::size_t capacity() const noexcept { return capacity_; }
+    std::size_t free_bytes() const noexcept { return free_bytes_; }
+    std::size_t largest_free() const noexcept;
+    std::size_t free_ranges() const noexcept { return by_offset_.size(); }
+
+    // `bytes` rounded up to the alignment; saturates instead of wrapping.
+    std::size_t rounded(std::size_t bytes) const noexcept;
+
+  private:
+    using BySize = std::set<std::pair<std::size_t, std::size_t>>;  // (size, offset)
+
+    void insert(Range range);
+    Range cut(BySize::iterator found, std::size_t size);
+
+    std::size_t capacity_;
+    std::size_t chunk_;
+    std::size_t alignment_;
+    std::size_t free_bytes_ = 0;
+    std::map<std::size_t, std::size_t> by_offset_;  // offset -> size
+    BySize by_size_;
+};
+
+}  // namespace pinferry

@@ -1,0 +1,89 @@
+#include "host_device.hpp"
+
+#include <cstdlib>
+
+#include "error.hpp"
+#include "format_bytes.hpp"
+
+namespace pinferry {
+namespace {
+
+constexpr std::size_t device_alignment = 512;  // what CUDA's allocators give
+
+HostStream& named_stream(StreamHandle stream) { return *reinterpret_cast<HostStream*>(stream); }
+
+}  // namespace
+
+StreamHandle HostDevice::copy_stream(Direction direction) const noexcept {
+    return (direction == Direction::to_host ? to_host_ : to_device_).handle();
+}
+
+std::shared_ptr<Event> HostDevice::record(StreamHandle stream, bool) {
+    process().require_same_process("the CPU device");
+    if (stream != 0) return named_stream(stream).record();
+    // The calling thread has done its work by the time it calls.
+    auto event = std::make_shared<HostEvent>();
+    event->set();
+    return event;
+}
+
+void HostDevice::wait(StreamHandle stream, const Event& event) {
+    process().require_same_process("the CPU device");
+    const auto& host_event = static_cast<const HostEvent&>(event);
+    if (stream == 0) {
+        host_event.synchronize(std::nullopt);
+    } else {
+        named_stream(stream).wait(host_event.shared_from_this());
+    }
+}
+
+double HostDevice::elapsed_ms(const Event& start, const Event& end) const {
+    const auto from = static_cast<const HostEvent&>(start).time();
+    const auto to = static_cast<const HostEvent&>(end).time();
+    return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+void HostDevice::copy(Direction direction, std::byte* host, Address device, std::size_t bytes) {
+    process().require_same_process("the CPU device");
+    const auto host_address = reinterpret_cast<Address>(host);
+    if (direction == Direction::to_host) {
+        stream(direction).copy(host_address, device, bytes);
+    } else {
+        stream(direction).copy(device, host_address, bytes);
+    }
+}
+
+void HostDevice::drain() noexcept {
+    if (process().forked()) return;
+    try {
+        to_host_.synchronize();
+        to_device_.synchronize();
+    } catch (const std::exception&) {
+        // Only memory for the queue entry can be short; the streams still run what they hold.
+    }
+}
+
+std::unique_ptr<HostMemory> HostDevice::make_host_memory(const HostMemoryRequest& request) {
+    return std::make_unique<UnpinnedMemory>(request.bytes, request.chunk_bytes, request.pages);
+}
+
+void HostDevice::destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept { memory.reset(); }
+
+Address HostDevice::allocate(std::size_t bytes) {
+    const std::size_t size = (bytes + device_alignment - 1) / device_alignment * device_alignment;
+    void* memory = std::aligned_alloc(device_alignment, size == 0 ? device_alignment : size);
+    if (!memory) {
+        throw Error("DeviceOutOfMemory", "no " + format_bytes(bytes) + " of memory left on the CPU device",
+                    {{"requested", static_cast<std::int64_t>(bytes)}});
+    }
+    return reinterpret_cast<Address>(memory);
+}
+
+void HostDevice::free(Address address, std::size_t) noexcept { std::free(reinterpret_cast<void*>(address)); }
+
+std::unique_ptr<OwnedStream> HostDevice::create_stream() {
+    process().require_same_process("the CPU device");
+    return std::make_unique<HostStream>();
+}
+
+}  // namespace pinferry

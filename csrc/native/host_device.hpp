@@ -1,0 +1,39 @@
+#pragma once
+
+#include "host_stream.hpp"
+
+namespace pinferry {
+
+// The CPU as a device: ordinary memory as device memory, worker threads as copy streams, memcpy as
+// DMA, under the same ordering rules as CUDA. The default where there is no GPU, and the double under
+// which ordering is tested.
+class HostDevice final : public Device {
+  public:
+    const char* kind() const noexcept override { return "cpu"; }
+    int index() const noexcept override { return 0; }
+    std::string name() const override { return "CPU"; }
+    std::string uuid() const override { return ""; }
+    std::string pci_bus_id() const override { return ""; }
+
+    StreamHandle copy_stream(Direction direction) const noexcept override;
+    std::shared_ptr<Event> record(StreamHandle stream, bool timed) override;
+    void wait(StreamHandle stream, const Event& event) override;
+    double elapsed_ms(const Event& start, const Event& end) const override;
+    void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) override;
+    void drain() noexcept override;
+    std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) override;
+    void destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept override;
+    Address allocate(std::size_t bytes) override;
+    void free(Address address, std::size_t bytes) noexcept override;
+    std::unique_ptr<OwnedStream> create_stream() override;
+
+  private:
+    HostStream& stream(Direction direction) noexcept {
+        return direction == Direction::to_host ? to_host_ : to_device_;
+    }
+
+    HostStream to_host_;
+    HostStream to_device_;
+};
+
+}  // namespace pinferry

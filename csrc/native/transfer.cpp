@@ -1,0 +1,60 @@
+#include "transfer.hpp"
+
+#include <unordered_set>
+
+namespace pinferry {
+namespace {
+
+// Each distinct event once: a batch shares one among all its blocks.
+Events distinct_uses(const std::vector<Piece>& pieces) {
+    Events uses;
+    std::unordered_set<const Event*> seen;
+    for (const Piece& piece : pieces) {
+        for (auto& use : piece.block->pending_uses()) {
+            if (seen.insert(use.get()).second) uses.push_back(std::move(use));
+        }
+    }
+    return uses;
+}
+
+Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction, const std::vector<Piece>& pieces,
+                    const std::vector<StreamHandle>& streams) {
+    const StreamHandle copy_stream = device->copy_stream(direction);
+    for (const StreamHandle stream : streams) device->wait(copy_stream, *device->record(stream, false));
+    for (const auto& use : distinct_uses(pieces)) device->wait(copy_stream, *use);
+    auto start = device->record(copy_stream, true);
+    std::size_t bytes = 0;
+    for (const Piece& piece : pieces) {
+        device->copy(direction, piece.block->data(), piece.device, piece.bytes);
+        bytes += piece.bytes;
+    }
+    auto end = device->record(copy_stream, true);
+    for (const Piece& piece : pieces) piece.block->add_use(end);
+    return Ticket(device, std::move(start), std::move(end), bytes);
+}
+
+}  // namespace
+
+void Ticket::wait(StreamHandle stream) const {
+    if (end_) device_->wait(stream, *end_);
+}
+
+std::optional<double> Ticket::elapsed_ms() const {
+    if (!end_) return 0.0;
+    if (!end_->complete()) return std::nullopt;
+    return device_->elapsed_ms(*start_, *end_);
+}
+
+Ticket submit(const std::shared_ptr<Device>& device, Direction direction, const std::vector<Piece>& pieces,
+              const std::vector<StreamHandle>& streams) {
+    device->process().require_same_process("this transfer engine");
+    if (pieces.empty()) return Ticket();
+    try {
+        return queue_copies(device, direction, pieces, streams);
+    } catch (...) {
+        device->drain();
+        throw;
+    }
+}
+
+}  // namespace pinferry

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "arena.hpp"
+#include "device.hpp"
+
+namespace pinferry {
+
+// A whole block, and where its bytes lie on the device. `bytes` is at most the size of the block.
+struct Piece {
+    std::shared_ptr<Block> block;
+    Address device = 0;
+    std::size_t bytes = 0;
+};
+
+// What was submitted: one batch of copies in one direction. Copyable state is shared, so dropping a
+// ticket never harms the copies. An empty batch gives a ticket that is done.
+class Ticket {
+  public:
+    Ticket() = default;
+    Ticket(std::shared_ptr<Device> device, std::shared_ptr<Event> start, std::shared_ptr<Event> end,
+           std::size_t bytes)
+        : device_(std::move(device)), start_(std::move(start)), end_(std::move(end)), bytes_(bytes) {}
+
+    bool done() const noexcept { return !end_ || end_->complete(); }
+    // Makes what is queued on `stream` from now on wait for the copies.
+    void wait(StreamHandle stream) const;
+    // Blocks the host. False when `timeout` passed first.
+    bool synchronize(Timeout timeout) const { return !end_ || end_->synchronize(timeout); }
+    // Milliseconds from the first copy's start to the last one's end; nothing before that.
+    std::optional<double> elapsed_ms() const;
+    std::size_t bytes() const noexcept { return bytes_; }
+
+  private:
+    std::shared_ptr<Device> device_;
+    std::shared_ptr<Event> start_;
+    std::shared_ptr<Event> end_;
+    std::size_t bytes_ = 0;
+};
+
+// Queues copies on the copy stream of `direction`, behind
+//  - all work queued so far on `streams`: the producers of what is read (D2H), or the users of the
+//    device memory that is overwritten and on whose stream it was allocated (H2D);
+//  - earlier copies that touched the same host blocks, whatever their direction.
+// Never blocks the host, except when it fails: then it waits until no queued copy runs any more and
+// throws Error; nothing but the contents of the target is changed.
+Ticket submit(const std::shared_ptr<Device>& device, Direction direction, const std::vector<Piece>& pieces,
+              const std::vector<StreamHandle>& streams);
+
+}  // namespace pinferry
