@@ -1,0 +1,99 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from pinferry.errors import InvalidSize
+
+__all__ = ["format_bytes", "parse_size"]
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+# Addresses have 47 bits in user space: no size beyond that can ever be mapped.
+_LARGEST = 2**47
+
+
+def parse_size(size: int | str) -> int:
+    """Return `size` in bytes.
+
+    Parameters
+    ----------
+    size
+        Bytes, or text such as ``"8GiB"``, ``"1.5 GB"`` or ``"4096"``. ``GB`` is 10^9 bytes and
+        ``GiB`` 2^30.
+
+    Raises
+    ------
+    InvalidSize
+        If it is negative, no number, has an unknown unit, or is beyond any address space.
+
+    Examples
+    --------
+    >>> parse_size("8GiB")
+    8589934592
+    >>> parse_size("1.5 GB")
+    1500000000
+    """
+    if isinstance(size, str):
+        nbytes = _parse_text(size)
+    elif isinstance(size, int) and not isinstance(size, bool):
+        nbytes = size
+    else:
+        # numpy's and torch's integers are numbers to their users too.
+        index = getattr(size, "__index__", None)
+        if index is None or isinstance(size, bool):
+            raise InvalidSize(f"a size is a number of bytes or text such as '8GiB', not {size!r}")
+        nbytes = int(index())
+    if nbytes < 0:
+        raise InvalidSize(f"a size cannot be negative, and {size!r} is", requested=nbytes)
+    if nbytes > _LARGEST:
+        raise InvalidSize(
+            f"{size!r} is {nbytes} bytes, beyond the {format_bytes(_LARGEST)} that a process can "
+            "address; check the unit",
+            requested=nbytes,
+        )
+    return nbytes
+
+
+def _parse_text(text: str) -> int:
+    match = _PATTERN.fullmatch(text)
+    unit = match and _UNITS.get(match[2].lower())
+    if not match or unit is None:
+        raise InvalidSize(
+            f"{text!r} is no size; write bytes or a number with one of "
+            "B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)"
+        )
+    return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def format_bytes(nbytes: int) -> str:
+    """Return `nbytes` for people, in powers of 1024.
+
+    Examples
+    --------
+    >>> format_bytes(1610612736)
+    '1.50 GiB'
+    >>> format_bytes(12)
+    '12 bytes'
+    """
+    value = float(abs(nbytes))
+    sign = "-" if nbytes < 0 else ""
+    if value < 1024:
+        return f"{nbytes} bytes"
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        value /= 1024
+        if value < 1024 or unit == "PiB":
+            break
+    return f"{sign}{value:.2f} {unit}"

@@ -1,0 +1,69 @@
+"""Training state between GPUs and pinned host memory, at the speed of the link.
+
+Names are imported when they are first used: the arena works without PyTorch, and ``pinferry doctor``
+starts where a native module is missing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pinferry.errors import PinferryError
+    from pinferry.pool import ArenaStats, PinnedArena, PinnedBlock, default_device
+    from pinferry.states import (
+        Category,
+        ReclaimReport,
+        StateEntry,
+        StateOffloader,
+        StateSet,
+        discover,
+    )
+    from pinferry.transfer import Ticket, TransferEngine, TransferPlan
+
+__all__ = [
+    "ArenaStats",
+    "Category",
+    "PinferryError",
+    "PinnedArena",
+    "PinnedBlock",
+    "ReclaimReport",
+    "StateEntry",
+    "StateOffloader",
+    "StateSet",
+    "Ticket",
+    "TransferEngine",
+    "TransferPlan",
+    "default_device",
+    "discover",
+]
+
+_ROOMS = {
+    "errors": ("PinferryError",),
+    "pool": ("ArenaStats", "PinnedArena", "PinnedBlock", "default_device"),
+    "transfer": ("Ticket", "TransferEngine", "TransferPlan"),
+    "states": (
+        "Category",
+        "ReclaimReport",
+        "StateEntry",
+        "StateOffloader",
+        "StateSet",
+        "discover",
+    ),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import the room of `name`."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'pinferry' has no attribute {name!r}")
+    return getattr(import_module(f"pinferry.{_ROOM_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, imported or not."""
+    return sorted([*__all__, "__version__"])

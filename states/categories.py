@@ -1,0 +1,61 @@
+"""The kinds of training state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Union
+
+from pinferry.errors import UnknownCategory
+
+__all__ = ["Category", "Include", "parse_include"]
+
+
+class Category(str, Enum):
+    """A kind of training state; the first five are those of DeepSpeed's ``offload_states``.
+
+    Members are strings: ``Category.BUFFERS == "buffers"``.
+    """
+
+    #: What the optimizer keeps per parameter: moments, momentum, …
+    OPTIM_STATES = "optim_states"
+    #: Master weights that the optimizer steps on, apart from the model's own.
+    HP_PARAMS = "hp_params"
+    #: The model's parameters, frozen ones too.
+    LP_PARAMS = "lp_params"
+    #: Gradients.
+    LP_GRADS = "lp_grads"
+    #: A flat buffer that several gradients are views of.
+    CONTIGUOUS_GRAD_BUFFER = "contiguous_grad_buffer"
+    #: The model's buffers, non-persistent ones too.
+    BUFFERS = "buffers"
+
+    __str__ = str.__str__
+
+
+Include = Union[str, Iterable[str], None]
+
+
+def parse_include(include: Include) -> frozenset[Category]:
+    """Return the categories that `include` names; None names all.
+
+    Raises
+    ------
+    UnknownCategory
+        If a name is none of them.
+
+    Examples
+    --------
+    >>> sorted(parse_include(["buffers", Category.LP_GRADS]))
+    [<Category.BUFFERS: 'buffers'>, <Category.LP_GRADS: 'lp_grads'>]
+    """
+    if include is None:
+        return frozenset(Category)
+    names = [include] if isinstance(include, str) else list(include)
+    known = {category.value: category for category in Category}
+    for name in names:
+        if name not in known:
+            raise UnknownCategory(
+                f"{name!r} is no category of state; choose from {', '.join(known)}", name=str(name)
+            )
+    return frozenset(known[name] for name in names)

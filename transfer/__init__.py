@@ -1,0 +1,17 @@
+"""How bytes move: the engine, its plans and its tickets."""
+
+from __future__ import annotations
+
+from pinferry.transfer.engine import TransferEngine
+from pinferry.transfer.plan import TransferPlan
+from pinferry.transfer.storages import inner_tensors, named_storages, storage_of
+from pinferry.transfer.ticket import Ticket
+
+__all__ = [
+    "Ticket",
+    "TransferEngine",
+    "TransferPlan",
+    "inner_tensors",
+    "named_storages",
+    "storage_of",
+]

@@ -1,0 +1,71 @@
+"""Reloads that nobody has waited for yet."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pinferry.transfer.bridge import load_bridge
+from pinferry.transfer.ticket import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pinferry import _native
+    from pinferry._torch import FreshMemory
+    from pinferry.transfer.parked import ParkedStorage
+
+__all__ = ["Arrivals"]
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    keys: frozenset[int]
+    fresh: FreshMemory
+    ticket: Ticket | None = None
+
+
+class Arrivals:
+    """Deferred reloads: the storages stay guarded until somebody waits for their ticket.
+
+    So a reload can run beside computation, and forgetting to wait is an error, not garbage.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: list[_Arrival] = []
+
+    def defer(
+        self,
+        native: _native.Ticket,
+        device: _native.Device,
+        fresh: FreshMemory,
+        parked: Sequence[ParkedStorage],
+    ) -> Ticket:
+        """Return the ticket whose first wait hands the memory to the storages."""
+        load_bridge().set_messages(
+            [each.handle for each in parked], [each.arriving_message for each in parked]
+        )
+        arrival = _Arrival(frozenset(each.handle.key for each in parked), fresh)
+        arrival.ticket = Ticket(native, device, on_wait=lambda: self._land(arrival))
+        with self._lock:
+            self._pending.append(arrival)
+        return arrival.ticket
+
+    def settle(self, keys: Collection[int] | None = None) -> None:
+        """Make the current stream wait for the arrivals that touch `keys`, or for all."""
+        with self._lock:
+            pending = list(self._pending)
+        for arrival in pending:
+            if arrival.ticket is not None and (keys is None or not arrival.keys.isdisjoint(keys)):
+                arrival.ticket.wait()
+
+    def __len__(self) -> int:
+        """Return how many reloads were not waited for."""
+        return len(self._pending)
+
+    def _land(self, arrival: _Arrival) -> None:
+        arrival.fresh.install()
+        with self._lock:
+            self._pending.remove(arrival)

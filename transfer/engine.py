@@ -1,0 +1,309 @@
+"""The engine: storages out to the arena and back."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from pinferry import _native
+from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse, EngineClosed, NotOffloaded
+from pinferry.pool import format_bytes
+from pinferry.transfer.arrivals import Arrivals
+from pinferry.transfer.in_flight import InFlight
+from pinferry.transfer.moves import bring, send
+from pinferry.transfer.parked import ParkedStorage, open_handle
+from pinferry.transfer.plan import TransferPlan
+from pinferry.transfer.storages import named_storages
+from pinferry.transfer.streams import stream_handles
+from pinferry.transfer.ticket import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    import torch
+
+    from pinferry._torch import StorageHandle
+    from pinferry.pool import PinnedArena
+    from pinferry.transfer.storages import States
+
+__all__ = ["TransferEngine"]
+
+# Blocks of a copy that is still running come back when it ends; a copy that takes longer than this
+# is stuck behind its producer, and the caller should know.
+_ARENA_WAIT_S = 60.0
+
+# Engines that hold somebody's bytes live until those are back, whoever forgets them.
+_holding: set[TransferEngine] = set()
+
+
+class TransferEngine:
+    """Moves the storages behind tensors between a device and a `PinnedArena`.
+
+    Whole storages move, each once, so that every view of them goes and comes with it. While a storage
+    is away, any access through any view raises ``RuntimeError`` with its name. Shapes, strides,
+    identities and optimizer keys stay; after a reload only the address is new. Any thread may call.
+
+    Parameters
+    ----------
+    arena
+        Where the bytes go. Its device is the engine's.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from pinferry import PinnedArena, TransferEngine
+    >>> weights = torch.arange(4.0)
+    >>> with PinnedArena("1MiB", device="cpu") as arena, TransferEngine(arena) as engine:
+    ...     _ = engine.offload({"weights": weights})
+    ...     try:
+    ...         weights.sum()
+    ...     except RuntimeError as error:
+    ...         print(str(error).splitlines()[0])
+    ...     _ = engine.reload()
+    ...     weights.sum()
+    weights is offloaded to pinned host memory; call reload() first
+    tensor(6.)
+    """
+
+    def __init__(self, arena: PinnedArena) -> None:
+        if arena.closed:
+            raise ArenaClosed("this arena is closed; make a new one for the engine")
+        self._arena = arena
+        self._lock = threading.RLock()
+        self._parked: dict[int, ParkedStorage] = {}  # by the key of the storage
+        self._arrivals = Arrivals()
+        self._in_flight = InFlight()
+        self._closed = False
+
+    @property
+    def arena(self) -> PinnedArena:
+        """Where the bytes go."""
+        return self._arena
+
+    @property
+    def device(self) -> _native.Device:
+        """The device that the engine serves."""
+        return self._arena.device
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of storages that are away."""
+        with self._lock:
+            self.reap()
+            return sum(each.nbytes for each in self._parked.values())
+
+    def offloaded_names(self) -> tuple[str, ...]:
+        """Return the names of what is away, in the order it went."""
+        with self._lock:
+            self.reap()
+            return tuple(each.name for each in self._parked.values())
+
+    def is_offloaded(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether this engine holds the bytes of `storage`."""
+        with self._lock:
+            parked = self._parked.get(storage._cdata)
+            return parked is not None and parked.handle.alive and parked.handle.guarded
+
+    def offload(self, states: States, *, streams: Iterable[object] | None = None) -> Ticket:
+        """Copy storages to the arena and give their device memory back to PyTorch's allocator.
+
+        All of them or none. What is away already stays away. Does not wait for the copies.
+
+        Parameters
+        ----------
+        states
+            Tensors or storages, or a mapping from names (for error texts) to them.
+        streams
+            Streams that wrote the states: the copy starts behind what they have queued. Default: the
+            current one. The memory is not reused before the copy has read it.
+
+        Returns
+        -------
+        Ticket
+            Of the copies. Nothing needs to wait for it: a reload, too, is ordered behind them.
+
+        Raises
+        ------
+        ArenaExhausted
+            If the arena lacks room, with the numbers. Nothing moved.
+        WrongDevice, UnsupportedStorage, AlreadyOffloaded
+            If one of them cannot be moved. Nothing moved.
+        """
+        named = named_storages(states)
+        with self._lock:
+            self._require_open()
+            self.reap()
+            self._arrivals.settle([storage._cdata for storage in named.values()])
+            handles = {
+                name: open_handle(name, storage, self.device)
+                for name, storage in named.items()
+                if storage.nbytes() and not self.is_offloaded(storage)
+            }
+            if not handles:
+                return Ticket(_native.Ticket(), self.device)
+            parked = self.park(handles)
+            native, released = send(self.device, parked, stream_handles(self.device, streams))
+            self.keep(native, released)
+            self._parked.update({each.handle.key: each for each in parked})
+            _holding.add(self)
+            return Ticket(native, self.device, on_done=self._in_flight.reap)
+
+    def reload(
+        self,
+        states: States | None = None,
+        *,
+        streams: Iterable[object] | None = None,
+        defer: bool = False,
+    ) -> Ticket:
+        """Make device memory again and copy the bytes back.
+
+        All of them or none. Does not block the host on CUDA.
+
+        Parameters
+        ----------
+        states
+            What to bring back; default: everything that this engine holds.
+        streams
+            Streams that will read the states: each waits for the copy. Default: the current one.
+        defer
+            Let no stream wait yet, so that other work can run beside the copy. The states stay
+            guarded until `Ticket.wait` or `Ticket.synchronize` is called on the ticket.
+
+        Raises
+        ------
+        NotOffloaded
+            If one of `states` is not away. Nothing moved.
+        DeviceOutOfMemory
+            If the device lacks memory. Everything stays offloaded and intact.
+        StorageChanged
+            If a storage was resized while it was away.
+        """
+        with self._lock:
+            self._require_open()
+            self.reap()
+            parked = list(self._parked.values()) if states is None else self._find(states)
+            if not parked:
+                return Ticket(_native.Ticket(), self.device)
+            ticket = self.fetch(parked, streams, defer=defer)
+            for each in parked:
+                del self._parked[each.handle.key]
+            if not self._parked:
+                _holding.discard(self)
+            return ticket
+
+    def plan(self, states: States) -> TransferPlan:
+        """Fix the place of `states` in the arena, for moving them again and again.
+
+        Raises
+        ------
+        ArenaExhausted, WrongDevice, UnsupportedStorage, AlreadyOffloaded
+            As for `offload`.
+        """
+        self._require_open()
+        return TransferPlan(self, named_storages(states))
+
+    def park(self, handles: Mapping[str, StorageHandle]) -> list[ParkedStorage]:
+        """Take room in the arena for each storage, or raise `ArenaExhausted`."""
+        sizes = [handle.nbytes for handle in handles.values()]
+        try:
+            blocks = self._arena.native.allocate_extents(sizes, _ARENA_WAIT_S)
+        except ArenaExhausted as error:
+            raise ArenaExhausted(
+                f"cannot offload {len(sizes)} storages with {format_bytes(sum(sizes))}, nothing was "
+                f"moved: {error}",
+                **error.fields,
+            ) from None
+        return [
+            ParkedStorage(name, handle, size, extents)
+            for (name, handle), size, extents in zip(handles.items(), sizes, blocks, strict=True)
+        ]
+
+    def fetch(
+        self, parked: list[ParkedStorage], streams: Iterable[object] | None, *, defer: bool
+    ) -> Ticket:
+        """Bring storages back from their blocks, which they keep."""
+        for each in parked:
+            each.require_away()
+        consumers = [] if defer else None if streams is None else stream_handles(self.device, streams)
+        native, fresh = bring(self.device, parked, consumers=consumers)
+        if defer:
+            return self._arrivals.defer(native, self.device, fresh, parked)
+        fresh.install()
+        return Ticket(native, self.device)
+
+    def keep(self, native: _native.Ticket, released: object) -> None:
+        """Hold memory taken from storages for as long as the copy out of it may run."""
+        if self.device.kind == "cpu":
+            self._in_flight.hold(native, released)
+
+    def reap(self) -> None:
+        """Free what belongs to storages that are gone and to copies that have ended."""
+        with self._lock:
+            self._in_flight.reap()
+            dead = [key for key, each in self._parked.items() if not each.handle.alive]
+            for key in dead:
+                del self._parked[key]
+            if dead and not self._parked:
+                _holding.discard(self)
+
+    def settle(self) -> None:
+        """Make the current stream wait for every deferred reload."""
+        self._arrivals.settle()
+
+    def close(self) -> None:
+        """Refuse further work. Closing twice is harmless; the arena stays open.
+
+        Raises
+        ------
+        ArenaInUse
+            If it still holds somebody's bytes; it stays open.
+        """
+        with self._lock:
+            self.settle()
+            held = self.offloaded_bytes
+            if held:
+                names = self.offloaded_names()
+                raise ArenaInUse(
+                    f"the engine still holds {len(names)} storages with {format_bytes(held)}, the "
+                    f"first of them {names[0]}; reload() them first",
+                    blocks=len(names),
+                    used=held,
+                )
+            self._closed = True
+
+    def _find(self, states: States) -> list[ParkedStorage]:
+        named = named_storages(states)
+        self._arrivals.settle([storage._cdata for storage in named.values()])
+        missing = [
+            name
+            for name, storage in named.items()
+            if storage.nbytes() and not self.is_offloaded(storage)
+        ]
+        if missing:
+            raise NotOffloaded(
+                f"{missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} cannot be "
+                "reloaded: this engine did not offload it, or has brought it back. Nothing was moved"
+            )
+        return [
+            self._parked[storage._cdata] for storage in named.values() if storage.nbytes()
+        ]
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("this engine is closed; make a new one")
+
+    def __enter__(self) -> TransferEngine:
+        """Return the engine."""
+        self._require_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the engine, unless an error passes through: then what is away can still be reloaded."""
+        if kind is None:
+            self.close()

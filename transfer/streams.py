@@ -1,0 +1,55 @@
+"""Streams by handle."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pinferry.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pinferry._native import Device
+
+__all__ = ["current_stream", "stream_handle", "stream_handles"]
+
+
+def stream_handle(stream: object) -> int:
+    """Return the native handle of a stream.
+
+    Parameters
+    ----------
+    stream
+        A `torch.cuda.Stream`, a CuPy stream, a stream of `pinferry._native`, or a ``CUstream`` as an
+        integer; 0 is CUDA's legacy default stream, or the calling thread on the CPU device.
+    """
+    for attribute in ("cuda_stream", "handle", "ptr"):
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    raise InvalidArgument(
+        f"{stream!r} is no stream; give a torch.cuda.Stream, a CuPy stream or an integer handle"
+    )
+
+
+def current_stream(device: Device) -> int:
+    """Return the handle of the stream that the caller's work on `device` is queued on.
+
+    PyTorch's current stream where PyTorch is in use, else CUDA's legacy default stream. On the CPU
+    device it is the calling thread, 0.
+    """
+    torch = sys.modules.get("torch")
+    if device.kind != "cuda" or torch is None:
+        return 0
+    handle: int = torch.cuda.current_stream(device.index).cuda_stream
+    return handle
+
+
+def stream_handles(device: Device, streams: Iterable[object] | None) -> list[int]:
+    """Return the handles of `streams`, by default of the caller's current one."""
+    if streams is None:
+        return [current_stream(device)]
+    return [stream_handle(stream) for stream in streams]

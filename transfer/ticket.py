@@ -1,0 +1,115 @@
+"""What a transfer gives back."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from pinferry.errors import TransferTimeout
+from pinferry.transfer.streams import current_stream, stream_handle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pinferry import _native
+
+__all__ = ["Ticket"]
+
+
+class Ticket:
+    """One submitted batch of copies.
+
+    Dropping a ticket harms nothing: the copies go on, and what they touch is kept for them.
+
+    Parameters
+    ----------
+    native
+        The core's ticket.
+    device
+        The device whose current stream `wait` stands for.
+    on_wait
+        Called once, when a stream or the host first waits for the copies.
+    on_done
+        Called when this ticket is seen to be done.
+    """
+
+    def __init__(
+        self,
+        native: _native.Ticket,
+        device: _native.Device,
+        *,
+        on_wait: Callable[[], None] | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        self._native = native
+        self._device = device
+        self._lock = threading.Lock()
+        self._on_wait = on_wait
+        self._on_done = on_done
+
+    @property
+    def native(self) -> _native.Ticket:
+        """The core's ticket."""
+        return self._native
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the batch copies."""
+        return self._native.nbytes
+
+    @property
+    def elapsed_ms(self) -> float | None:
+        """Milliseconds from the first copy's start to the last one's end; None before that."""
+        return self._native.elapsed_ms
+
+    def done(self) -> bool:
+        """Return whether every copy has ended. Never blocks."""
+        if not self._native.done():
+            return False
+        if self._on_done is not None:
+            self._on_done()
+        return True
+
+    def wait(self, stream: object = None) -> None:
+        """Make a stream wait for the copies: what it does from now on sees their result.
+
+        Does not block the host on CUDA. On the CPU device the calling thread is the stream, and blocks.
+
+        Parameters
+        ----------
+        stream
+            A `torch.cuda.Stream`, CuPy stream or handle; default: the caller's current stream.
+        """
+        self._native.wait(current_stream(self._device) if stream is None else stream_handle(stream))
+        self._arrive()
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block the host until every copy has ended.
+
+        Parameters
+        ----------
+        timeout
+            Seconds; None waits for as long as it takes.
+
+        Raises
+        ------
+        TransferTimeout
+            If it takes longer. The copies go on.
+        """
+        if not self._native.synchronize(timeout):
+            raise TransferTimeout(
+                f"{self.nbytes} bytes were not copied within {timeout} s, and still are being copied; "
+                "wait longer, or find what holds the producing stream"
+            )
+        self._arrive()
+        self.done()
+
+    def _arrive(self) -> None:
+        with self._lock:
+            call, self._on_wait = self._on_wait, None
+        if call is not None:
+            call()
+
+    def __repr__(self) -> str:
+        """Say how far it is."""
+        return f"<Ticket {self.nbytes} bytes, {'done' if self.done() else 'running'}>"
