@@ -16,6 +16,8 @@ from pinferry.pool.stats import ArenaStats
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self
+
 __all__ = ["PinnedArena"]
 
 # Where the gain of another thread that touches pages ends, measured at 4 GiB on 16 cores.
@@ -34,8 +36,8 @@ class PinnedArena:
     capacity
         Bytes, or text such as ``"8GiB"``. Rounded down to 512 bytes.
     device
-        ``"cuda:N"`` or ``"cpu"``: whose copies it serves. For a GPU the memory is pinned, and placed
-        next to it; the CPU device needs no pinning.
+        ``"cuda:N"`` or ``"cpu"``: whose copies it serves. For a GPU the memory is pinned, and
+        placed next to it; the CPU device needs no pinning.
     chunk
         Bytes that the driver pins in one call. No block crosses from one chunk into the next.
         Recent drivers refuse a call of 512 GiB or more.
@@ -141,8 +143,8 @@ class PinnedArena:
         nbytes
             Bytes or text; 0 is allowed.
         timeout
-            Seconds to wait for blocks that were freed while a copy still used them. None waits for as
-            long as the copies take. The default does not wait. Blocks the host meanwhile.
+            Seconds to wait for blocks that were freed while a copy still used them. None waits for
+            as long as the copies take. The default does not wait. Blocks the host meanwhile.
 
         Raises
         ------
@@ -159,9 +161,7 @@ class PinnedArena:
         native = self._native.try_allocate(parse_size(nbytes))
         return None if native is None else PinnedBlock(native)
 
-    def alloc_extents(
-        self, nbytes: int | str, *, timeout: float | None = 0.0
-    ) -> list[PinnedBlock]:
+    def alloc_extents(self, nbytes: int | str, *, timeout: float | None = 0.0) -> list[PinnedBlock]:
         """Return as few blocks as hold `nbytes` together.
 
         Succeeds whenever that many bytes are free in all, however scattered. Parameters and errors
@@ -182,8 +182,8 @@ class PinnedArena:
         Parameters
         ----------
         force
-            Close although blocks live. They and their views stay valid; the memory goes back when the
-            last of them is gone.
+            Close although blocks live. They and their views stay valid; the memory goes back when
+            the last of them is gone.
 
         Raises
         ------
@@ -202,7 +202,7 @@ class PinnedArena:
             )
         self._native.close()
 
-    def __enter__(self) -> PinnedArena:
+    def __enter__(self) -> Self:
         """Return the arena."""
         if self._native.closed:
             raise ArenaClosed("this arena is closed; make a new one")
@@ -216,7 +216,8 @@ class PinnedArena:
     ) -> None:
         """Close the arena.
 
-        While an error passes through, blocks that live do not hide it: the arena then closes by force.
+        While an error passes through, blocks that live do not hide it: the arena then closes by
+        force.
         """
         self.close(force=kind is not None)
 

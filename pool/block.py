@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
     from numpy.typing import DTypeLike, NDArray
+    from typing_extensions import Self
 
     from pinferry import _native
 
@@ -27,7 +28,8 @@ class PinnedBlock:
 
     Its memory returns to the arena when the block and every view of it (`tensor`, `numpy`,
     ``memoryview``) are gone, and a copy that still uses it is complete. `free` only lets go of the
-    block's own hold. Views stay valid until they die, even if the block was freed or the arena closed.
+    block's own hold. Views stay valid until they die, even if the block was freed or the arena
+    closed.
     """
 
     __slots__ = ("__weakref__", "_native")
@@ -88,8 +90,10 @@ class PinnedBlock:
         """
         kind = np.dtype(dtype)
         flat = np.asarray(memoryview(self.native))
-        return self._cut(flat, kind.itemsize, shape, str(kind)).view(kind).reshape(
-            -1 if shape is None else shape
+        return (
+            self._cut(flat, kind.itemsize, shape, str(kind))
+            .view(kind)
+            .reshape(-1 if shape is None else shape)
         )
 
     def tensor(
@@ -109,7 +113,7 @@ class PinnedBlock:
         InvalidArgument
             If the block does not hold that.
         """
-        import torch  # noqa: PLC0415  -- the pool works without PyTorch
+        import torch
 
         kind = torch.uint8 if dtype is None else dtype
         flat = np.asarray(memoryview(self.native))
@@ -136,7 +140,7 @@ class PinnedBlock:
             )
         return flat[:wanted]
 
-    def __enter__(self) -> PinnedBlock:
+    def __enter__(self) -> Self:
         """Return the block."""
         return self
 

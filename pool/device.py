@@ -64,7 +64,8 @@ def numa_node_of(device: Device, root: Path = Path("/sys/bus/pci/devices")) -> i
     """Return the NUMA node next to `device`, or None where the system does not say."""
     if not device.pci_bus_id:
         return None
-    # The driver writes the bus id in upper case and may write an 8-digit domain; Linux does neither.
+    # The driver writes the bus id in upper case and may write an 8-digit domain; Linux does
+    # neither.
     domain, _, rest = device.pci_bus_id.lower().partition(":")
     try:
         node = int((root / f"{domain[-4:]:0>4}:{rest}" / "numa_node").read_text())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import SupportsIndex
 
 from pinferry.errors import InvalidSize
 
@@ -25,7 +27,7 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 _LARGEST = 2**47
 
 
-def parse_size(size: int | str) -> int:
+def parse_size(size: SupportsIndex | str) -> int:
     """Return `size` in bytes.
 
     Parameters
@@ -48,14 +50,10 @@ def parse_size(size: int | str) -> int:
     """
     if isinstance(size, str):
         nbytes = _parse_text(size)
-    elif isinstance(size, int) and not isinstance(size, bool):
-        nbytes = size
+    elif isinstance(size, bool) or not isinstance(size, SupportsIndex):
+        raise InvalidSize(f"a size is a number of bytes or text such as '8GiB', not {size!r}")
     else:
-        # numpy's and torch's integers are numbers to their users too.
-        index = getattr(size, "__index__", None)
-        if index is None or isinstance(size, bool):
-            raise InvalidSize(f"a size is a number of bytes or text such as '8GiB', not {size!r}")
-        nbytes = int(index())
+        nbytes = operator.index(size)
     if nbytes < 0:
         raise InvalidSize(f"a size cannot be negative, and {size!r} is", requested=nbytes)
     if nbytes > _LARGEST:

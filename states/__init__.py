@@ -1,4 +1,4 @@
-"""Which bytes move: finding training state, offloading it, and proving that its memory came back."""
+"""Which bytes move: finding state, offloading it, proving that its memory came back."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Union
 
 from pinferry.errors import UnknownCategory
 
@@ -33,7 +32,7 @@ class Category(str, Enum):
     __str__ = str.__str__
 
 
-Include = Union[str, Iterable[str], None]
+Include = str | Iterable[str] | None
 
 
 def parse_include(include: Include) -> frozenset[Category]:

@@ -11,7 +11,7 @@ import torch
 from pinferry.errors import InvalidArgument
 from pinferry.states.categories import Category
 from pinferry.states.state_set import StateEntry, StateSet
-from pinferry.transfer import inner_tensors, storage_of
+from pinferry.transfer import inner_tensors, storage_key, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,8 +29,8 @@ def discover(
 ) -> StateSet:
     """Find every storage that holds state of `model` and `optimizer`.
 
-    Reads references only: nothing is copied, and an optimizer that has not stepped stays without state.
-    Call it anew whenever a framework may have replaced tensors.
+    Reads references only: nothing is copied, and an optimizer that has not stepped stays without
+    state. Call it anew whenever a framework may have replaced tensors.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def discover(
         If a tensor has no storage of its own (sparse or opaque).
     """
     if model is None and optimizer is None:
-        raise InvalidArgument("give a model, an optimizer, or both: there is nothing to look through")
+        raise InvalidArgument("nothing to look through: give a model, an optimizer, or both")
     found = [*_of_model(model), *_of_optimizer(optimizer, model)]
     shared = _shared_gradients(found)
     first: dict[int, tuple[Category, str, torch.Tensor, torch.UntypedStorage]] = {}
@@ -62,7 +62,7 @@ def discover(
     for category, outer_name, outer in found:
         for name, tensor in inner_tensors(outer_name, outer):
             storage = storage_of(name, tensor)
-            key = storage._cdata
+            key = storage_key(storage)
             if key in first:
                 aliases[key].append(name)
                 continue
@@ -107,9 +107,7 @@ def _of_optimizer(
 ) -> Iterator[_Found]:
     if optimizer is None:
         return
-    parameters = [
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    ]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own = {id(parameter) for parameter in model.parameters()} if model is not None else set()
     # Without the model, what the optimizer steps on can only be the weights themselves.
     category = Category.HP_PARAMS if model is not None else Category.LP_PARAMS
@@ -121,8 +119,10 @@ def _of_optimizer(
         if parameter.grad is not None:
             yield Category.LP_GRADS, f"{name}.grad", parameter.grad
     indices = {id(parameter): index for index, parameter in enumerate(parameters)}
-    for key, value in list(optimizer.state.items()):
-        label = indices.get(id(key), key if isinstance(key, (str, int)) else type(key).__name__)
+    # Keys are parameters, except where an optimizer keeps something of its own under a name.
+    state: dict[object, object] = dict(optimizer.state)
+    for key, value in state.items():
+        label = indices.get(id(key), key if isinstance(key, str | int) else type(key).__name__)
         for name, tensor in _tensors_in(f"optimizer.state[{label}]", value):
             yield Category.OPTIM_STATES, name, tensor
 
@@ -133,7 +133,8 @@ def _tensors_in(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _tensors_in(f"{name}.{key}" if isinstance(key, str) else f"{name}[{key}]", inner)
+            label = f".{key}" if isinstance(key, str) else f"[{key}]"
+            yield from _tensors_in(name + label, inner)
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
             yield from _tensors_in(f"{name}[{index}]", inner)
@@ -142,7 +143,7 @@ def _tensors_in(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
 def _shared_gradients(found: Iterable[_Found]) -> set[int]:
     """Return the storages that more than one gradient is a view of."""
     uses = Counter(
-        storage_of(inner_name, tensor)._cdata
+        storage_key(storage_of(inner_name, tensor))
         for category, name, gradient in found
         if category is Category.LP_GRADS
         for inner_name, tensor in inner_tensors(name, gradient)

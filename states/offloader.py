@@ -11,7 +11,7 @@ from pinferry.states.categories import Category, parse_include
 from pinferry.states.discovery import discover
 from pinferry.states.memory import MemoryReading, read_memory
 from pinferry.states.reclaim import ReclaimReport, measure_reclaim
-from pinferry.transfer import TransferEngine
+from pinferry.transfer import TransferEngine, storage_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ class StateOffloader:
         if (arena is None) == (engine is None):
             raise InvalidArgument("give either an arena or an engine: where should the state go?")
         if model is None and optimizer is None:
-            raise InvalidArgument("give a model, an optimizer, or both: there is nothing to offload")
+            raise InvalidArgument("nothing to offload: give a model, an optimizer, or both")
         self._model = model
         self._optimizer = optimizer
         self._engine = engine if engine is not None else TransferEngine(arena)  # type: ignore[arg-type]
@@ -95,8 +95,8 @@ class StateOffloader:
         include
             A category, several, or None for all.
         non_blocking
-            Return once the copies are queued, behind the current stream. They are ordered before any
-            reuse of the memory and before a reload. False waits for their end.
+            Return once the copies are queued, behind the current stream. They are ordered before
+            any reuse of the memory and before a reload. False waits for their end.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class StateOffloader:
         """
         categories = parse_include(include or None)
         with self._lock:
-            before = {entry.storage._cdata for entry in self._away()}
+            before = {storage_key(entry.storage) for entry in self._away()}
             self.offload(categories)
         try:
             yield self
@@ -162,7 +162,7 @@ class StateOffloader:
             with self._lock:
                 back = self._away().only(*categories)
                 self._engine.reload(
-                    back.where(lambda entry: entry.storage._cdata not in before).storages()
+                    back.where(lambda entry: storage_key(entry.storage) not in before).storages()
                 )
 
     def offloaded_states(self) -> frozenset[Category]:
@@ -181,8 +181,8 @@ class StateOffloader:
         """Measure how much device memory the last offload really gave back.
 
         Waits for its copies, gives what PyTorch's allocator keeps for re-use back to the device (on
-        the CPU: what the C library keeps, to the system), and compares with the moment before it. Do
-        not call it in a tight loop: memory given back must be asked for again.
+        the CPU: what the C library keeps, to the system), and compares with the moment before it.
+        Do not call it in a tight loop: memory given back must be asked for again.
 
         Raises
         ------

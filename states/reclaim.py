@@ -71,8 +71,8 @@ class ReclaimReport:
     def verify(self, tolerance_bytes: int | None = None) -> None:
         """Raise `ReclaimShortfall` unless the memory came back.
 
-        The allocator must have fallen by all of it, NVML (or resident memory on the CPU) by all but the
-        tolerance.
+        The allocator must have fallen by all of it, NVML (or resident memory on the CPU) by all but
+        the tolerance.
 
         Parameters
         ----------
@@ -145,7 +145,8 @@ def _notes(device: Device, expected: int, before: MemoryReading, after: MemoryRe
     notes = []
     allocated = _fall(before.allocated_bytes, after.allocated_bytes) or 0
     if allocated < expected:
-        notes.append(f"{format_bytes(expected - allocated)} were allocated since the offload began.")
+        grown = format_bytes(expected - allocated)
+        notes.append(f"{grown} were allocated since the offload began.")
     shared = (after.reserved_bytes or 0) - (after.allocated_bytes or 0)
     if shared > 0:
         notes.append(
@@ -157,7 +158,7 @@ def _notes(device: Device, expected: int, before: MemoryReading, after: MemoryRe
         notes.append("NVML does not tell this device's memory.")
     elif by_nvml < reserved:
         notes.append(
-            f"{format_bytes(reserved - by_nvml)} were taken by others on the device meanwhile: another "
-            "process, or a library outside PyTorch's allocator."
+            f"{format_bytes(reserved - by_nvml)} were taken on the device meanwhile by another "
+            "process, or by a library outside PyTorch's allocator."
         )
     return notes

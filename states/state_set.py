@@ -74,7 +74,9 @@ class StateSet(Sequence[StateEntry]):
     def nbytes(self, category: str | None = None) -> int:
         """Return the bytes of a category, or of all."""
         return sum(
-            entry.nbytes for entry in self._entries if category is None or entry.category == category
+            entry.nbytes
+            for entry in self._entries
+            if category is None or entry.category == category
         )
 
     def names(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinferry.transfer.engine import TransferEngine
 from pinferry.transfer.plan import TransferPlan
-from pinferry.transfer.storages import inner_tensors, named_storages, storage_of
+from pinferry.transfer.storages import inner_tensors, named_storages, storage_key, storage_of
 from pinferry.transfer.ticket import Ticket
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "TransferPlan",
     "inner_tensors",
     "named_storages",
+    "storage_key",
     "storage_of",
 ]

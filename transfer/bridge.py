@@ -1,8 +1,8 @@
 """The bridge to PyTorch, built for the version that is installed.
 
-It edits PyTorch's storages in place, so it fits one version of PyTorch only. It is built with pinferry
-where PyTorch can be imported then. Otherwise, or after PyTorch was changed, it is built once at first
-use, in some seconds, and kept in the user's cache folder.
+It edits PyTorch's storages in place, so it fits one version of PyTorch only. It is built with
+pinferry where PyTorch can be imported then. Otherwise, or after PyTorch was changed, it is built
+once at first use, in some seconds, and kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bridge_status() -> tuple[str, str]:
 
 def _torch_version() -> str:
     try:
-        import torch  # noqa: PLC0415  -- the pool and raw copies work without PyTorch
+        import torch
     except ImportError as error:
         raise BridgeUnavailable(
             f"offloading tensors needs PyTorch, which cannot be imported ({error}); "

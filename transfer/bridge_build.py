@@ -41,8 +41,8 @@ def compiler() -> str:
     found = shutil.which(wanted)
     if found is None:
         raise BridgeUnavailable(
-            f"pinferry's bridge is not built for the installed PyTorch, and {wanted} is not there to "
-            "build it; install g++ (or set CXX), or reinstall pinferry with --no-build-isolation"
+            f"pinferry's bridge is not built for the installed PyTorch, and there is no {wanted} "
+            "to build it; install g++ (or set CXX), or reinstall pinferry with --no-build-isolation"
         )
     return found
 
@@ -54,7 +54,7 @@ def build(library: Path, version: str) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         output = Path(folder, library.name)
         command += ["-o", str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BridgeUnavailable(
                 f"building pinferry's bridge for PyTorch {version} failed:\n{done.stderr[-4000:]}\n"
@@ -65,8 +65,8 @@ def build(library: Path, version: str) -> None:
 
 
 def _compile_command(cxx: str, version: str) -> list[str]:
-    import torch  # noqa: PLC0415
-    from torch.utils import cpp_extension  # noqa: PLC0415
+    import torch
+    from torch.utils import cpp_extension
 
     major, minor = (int(part) for part in version.split(".")[:2])
     return [

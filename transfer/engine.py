@@ -13,7 +13,7 @@ from pinferry.transfer.in_flight import InFlight
 from pinferry.transfer.moves import bring, send
 from pinferry.transfer.parked import ParkedStorage, open_handle
 from pinferry.transfer.plan import TransferPlan
-from pinferry.transfer.storages import named_storages
+from pinferry.transfer.storages import named_storages, storage_key
 from pinferry.transfer.streams import stream_handles
 from pinferry.transfer.ticket import Ticket
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+    from typing_extensions import Self
 
     from pinferry._torch import StorageHandle
     from pinferry.pool import PinnedArena
@@ -40,9 +41,10 @@ _holding: set[TransferEngine] = set()
 class TransferEngine:
     """Moves the storages behind tensors between a device and a `PinnedArena`.
 
-    Whole storages move, each once, so that every view of them goes and comes with it. While a storage
-    is away, any access through any view raises ``RuntimeError`` with its name. Shapes, strides,
-    identities and optimizer keys stay; after a reload only the address is new. Any thread may call.
+    Whole storages move, each once, so that every view of them goes and comes with it. While a
+    storage is away, any access through any view raises ``RuntimeError`` with its name. Shapes,
+    strides, identities and optimizer keys stay; after a reload only the address is new. Any thread
+    may call.
 
     Parameters
     ----------
@@ -102,7 +104,7 @@ class TransferEngine:
     def is_offloaded(self, storage: torch.UntypedStorage) -> bool:
         """Return whether this engine holds the bytes of `storage`."""
         with self._lock:
-            parked = self._parked.get(storage._cdata)
+            parked = self._parked.get(storage_key(storage))
             return parked is not None and parked.handle.alive and parked.handle.guarded
 
     def offload(self, states: States, *, streams: Iterable[object] | None = None) -> Ticket:
@@ -115,8 +117,8 @@ class TransferEngine:
         states
             Tensors or storages, or a mapping from names (for error texts) to them.
         streams
-            Streams that wrote the states: the copy starts behind what they have queued. Default: the
-            current one. The memory is not reused before the copy has read it.
+            Streams that wrote the states: the copy starts behind what they have queued. Default:
+            the current one. The memory is not reused before the copy has read it.
 
         Returns
         -------
@@ -134,7 +136,7 @@ class TransferEngine:
         with self._lock:
             self._require_open()
             self.reap()
-            self._arrivals.settle([storage._cdata for storage in named.values()])
+            self._arrivals.settle([storage_key(storage) for storage in named.values()])
             handles = {
                 name: open_handle(name, storage, self.device)
                 for name, storage in named.items()
@@ -210,8 +212,8 @@ class TransferEngine:
             blocks = self._arena.native.allocate_extents(sizes, _ARENA_WAIT_S)
         except ArenaExhausted as error:
             raise ArenaExhausted(
-                f"cannot offload {len(sizes)} storages with {format_bytes(sum(sizes))}, nothing was "
-                f"moved: {error}",
+                f"cannot offload {len(sizes)} storages, {format_bytes(sum(sizes))}, and nothing "
+                f"was moved: {error}",
                 **error.fields,
             ) from None
         return [
@@ -225,7 +227,11 @@ class TransferEngine:
         """Bring storages back from their blocks, which they keep."""
         for each in parked:
             each.require_away()
-        consumers = [] if defer else None if streams is None else stream_handles(self.device, streams)
+        consumers: list[int] | None = None
+        if defer:
+            consumers = []
+        elif streams is not None:
+            consumers = stream_handles(self.device, streams)
         native, fresh = bring(self.device, parked, consumers=consumers)
         if defer:
             return self._arrivals.defer(native, self.device, fresh, parked)
@@ -274,26 +280,27 @@ class TransferEngine:
 
     def _find(self, states: States) -> list[ParkedStorage]:
         named = named_storages(states)
-        self._arrivals.settle([storage._cdata for storage in named.values()])
+        self._arrivals.settle([storage_key(storage) for storage in named.values()])
         missing = [
             name
             for name, storage in named.items()
             if storage.nbytes() and not self.is_offloaded(storage)
         ]
         if missing:
+            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise NotOffloaded(
-                f"{missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} cannot be "
-                "reloaded: this engine did not offload it, or has brought it back. Nothing was moved"
+                f"{missing[0]}{others} cannot be reloaded: this engine did not offload it, or has "
+                "brought it back. Nothing was moved"
             )
         return [
-            self._parked[storage._cdata] for storage in named.values() if storage.nbytes()
+            self._parked[storage_key(storage)] for storage in named.values() if storage.nbytes()
         ]
 
     def _require_open(self) -> None:
         if self._closed:
             raise EngineClosed("this engine is closed; make a new one")
 
-    def __enter__(self) -> TransferEngine:
+    def __enter__(self) -> Self:
         """Return the engine."""
         self._require_open()
         return self
@@ -304,6 +311,6 @@ class TransferEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the engine, unless an error passes through: then what is away can still be reloaded."""
+        """Close the engine, unless an error passes: then what is away can still be reloaded."""
         if kind is None:
             self.close()

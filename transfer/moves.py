@@ -26,8 +26,9 @@ def send(
 ) -> tuple[_native.Ticket, ReleasedMemory]:
     """Copy storages to their blocks, behind `streams`, and take their memory away.
 
-    On CUDA the memory returned may be dropped at once: PyTorch's allocator orders its reuse behind the
-    copy. On the CPU it must be held until the ticket is done. All storages or none; does not block.
+    On CUDA the memory returned may be dropped at once: PyTorch's allocator orders its reuse behind
+    the copy. On the CPU it must be held until the ticket is done. All storages or none; does not
+    block.
     """
     pieces = [piece for each in parked for piece in each.pieces(each.handle.address)]
     ticket = _native.submit(
@@ -55,9 +56,9 @@ def bring(
     """Make device memory on PyTorch's current stream and copy the blocks to it.
 
     The copy waits for what the current stream did so far, since that may still use the memory, and
-    each of `consumers` for the copy (default: the current stream; none: nobody yet). The storages stay
-    as they are until the memory is installed, which cannot fail. Blocks only on the CPU device, where
-    the calling thread is the current stream.
+    each of `consumers` for the copy (default: the current stream; none: nobody yet). The storages
+    stay as they are until the memory is installed, which cannot fail. Blocks only on the CPU
+    device, where the calling thread is the current stream.
     """
     here = current_stream(device)
     waiting = [here] if consumers is None else consumers
@@ -87,5 +88,6 @@ def _stream_id(device: _native.Device, direction: Direction) -> int | None:
     if device.kind != "cuda":
         return None
     handle = device.copy_stream(direction)
-    stream_id: int = torch.cuda.ExternalStream(handle, device=device.index).stream_id
+    stream = torch.cuda.ExternalStream(handle, device.index)  # type: ignore[no-untyped-call]
+    stream_id: int = stream.stream_id
     return stream_id

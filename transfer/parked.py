@@ -14,6 +14,7 @@ from pinferry.errors import (
     WrongDevice,
 )
 from pinferry.transfer.bridge import load_bridge
+from pinferry.transfer.storages import storage_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,13 +55,13 @@ class ParkedStorage:
         """Raise unless the storage is as it was left when its bytes were taken."""
         if not self.handle.guarded:
             raise NotOffloaded(
-                f"{self.name} was given other memory while it was offloaded; the {self.nbytes} bytes "
-                "it had are still in the arena. Offload it again to replace them"
+                f"{self.name} was given other memory while it was offloaded; the {self.nbytes} "
+                "bytes it had are still in the arena. Offload it again to replace them"
             )
         if self.handle.nbytes != self.nbytes:
             raise StorageChanged(
-                f"{self.name} was resized from {self.nbytes} to {self.handle.nbytes} bytes while it was "
-                "offloaded; size it back, then reload"
+                f"{self.name} was resized from {self.nbytes} to {self.handle.nbytes} bytes while "
+                "it was offloaded; size it back, then reload"
             )
 
 
@@ -76,7 +77,7 @@ def open_handle(name: str, storage: torch.UntypedStorage, device: _native.Device
     UnsupportedStorage
         If its memory cannot be given back and made again.
     """
-    handle: StorageHandle = load_bridge().StorageHandle(storage._cdata)
+    handle: StorageHandle = load_bridge().StorageHandle(storage_key(storage))
     here = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
     if handle.device != here:
         raise WrongDevice(

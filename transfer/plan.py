@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+    from typing_extensions import Self
 
     from pinferry.transfer.engine import TransferEngine
     from pinferry.transfer.parked import ParkedStorage
@@ -26,9 +27,9 @@ __all__ = ["TransferPlan"]
 class TransferPlan:
     """The same storages, moved out and in again and again, from `TransferEngine.plan`.
 
-    Their place in the arena is taken once and kept until `close`, so an offload can no longer fail for
-    want of room. The plan holds the storages weakly and follows them: one that was resized gets new
-    room, one that is gone is left out.
+    Their place in the arena is taken once and kept until `close`, so an offload can no longer fail
+    for want of room. The plan holds the storages weakly and follows them: one that was resized gets
+    new room, one that is gone is left out.
     """
 
     def __init__(self, engine: TransferEngine, named: Mapping[str, torch.UntypedStorage]) -> None:
@@ -67,9 +68,7 @@ class TransferPlan:
         self._follow()
         if not self._parked:
             return Ticket(_native.Ticket(), engine.device)
-        native, released = send(
-            engine.device, self._parked, stream_handles(engine.device, streams)
-        )
+        native, released = send(engine.device, self._parked, stream_handles(engine.device, streams))
         engine.keep(native, released)
         self._away = list(self._parked)
         _holding.add(self)
@@ -118,7 +117,7 @@ class TransferPlan:
         if self._closed:
             raise EngineClosed("this plan is closed; make a new one")
 
-    def __enter__(self) -> TransferPlan:
+    def __enter__(self) -> Self:
         """Return the plan."""
         self._require_open()
         return self

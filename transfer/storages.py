@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -13,11 +13,11 @@ from pinferry.errors import InvalidArgument, UnsupportedStorage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["States", "inner_tensors", "named_storages", "storage_of"]
+__all__ = ["States", "inner_tensors", "named_storages", "storage_key", "storage_of"]
 
-_State = Union[torch.Tensor, torch.UntypedStorage]
+_State = torch.Tensor | torch.UntypedStorage
 #: What can be moved: one tensor or storage, several, or a mapping from names to them.
-States = Union[_State, Iterable[_State], Mapping[str, _State]]
+States = _State | Iterable[_State] | Mapping[str, _State]
 
 
 def named_storages(states: States) -> dict[str, torch.UntypedStorage]:
@@ -34,8 +34,8 @@ def named_storages(states: States) -> dict[str, torch.UntypedStorage]:
     seen: set[int] = set()
     for name, state in _named(states):
         for inner_name, storage in _storages(name, state):
-            if storage._cdata not in seen:
-                seen.add(storage._cdata)
+            if storage_key(storage) not in seen:
+                seen.add(storage_key(storage))
                 named[inner_name] = storage
     return named
 
@@ -45,7 +45,7 @@ def _named(states: States) -> Iterator[tuple[str, _State]]:
         yield "tensor", states
     elif isinstance(states, Mapping):
         yield from states.items()
-    elif isinstance(states, Iterable) and not isinstance(states, (str, bytes)):
+    elif isinstance(states, Iterable):
         for index, state in enumerate(states):
             yield f"tensors[{index}]", state
     else:
@@ -63,7 +63,7 @@ def _storages(name: str, state: _State) -> Iterator[tuple[str, torch.UntypedStor
             yield inner_name, storage_of(inner_name, tensor)
     else:
         raise InvalidArgument(
-            f"{name} is a {type(state).__name__}, not a tensor or storage; give only what holds bytes"
+            f"{name} is a {type(state).__name__}, no tensor or storage; give only what holds bytes"
         )
 
 
@@ -77,12 +77,18 @@ def inner_tensors(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.
         yield from inner_tensors(f"{name}.{attribute}", getattr(tensor, attribute))
 
 
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Return what names a storage while it lives: the address of its record, not of its bytes."""
+    key: int = storage._cdata  # noqa: SLF001  -- PyTorch's own modules identify storages by it
+    return key
+
+
 def storage_of(name: str, tensor: torch.Tensor) -> torch.UntypedStorage:
     """Return the storage of a tensor that wraps no others."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError) as error:
         raise UnsupportedStorage(
-            f"{name} ({tensor.layout}, {type(tensor).__name__}) has no storage of its own and cannot be "
-            "moved; leave it out"
+            f"{name} ({tensor.layout}, {type(tensor).__name__}) has no storage of its own and "
+            "cannot be moved; leave it out"
         ) from error

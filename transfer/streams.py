@@ -21,8 +21,8 @@ def stream_handle(stream: object) -> int:
     Parameters
     ----------
     stream
-        A `torch.cuda.Stream`, a CuPy stream, a stream of `pinferry._native`, or a ``CUstream`` as an
-        integer; 0 is CUDA's legacy default stream, or the calling thread on the CPU device.
+        A `torch.cuda.Stream`, a CuPy stream, a stream of `pinferry._native`, or a ``CUstream`` as
+        an integer; 0 is CUDA's legacy default stream, or the calling thread on the CPU device.
     """
     for attribute in ("cuda_stream", "handle", "ptr"):
         handle = getattr(stream, attribute, None)

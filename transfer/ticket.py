@@ -73,7 +73,8 @@ class Ticket:
     def wait(self, stream: object = None) -> None:
         """Make a stream wait for the copies: what it does from now on sees their result.
 
-        Does not block the host on CUDA. On the CPU device the calling thread is the stream, and blocks.
+        Does not block the host on CUDA. On the CPU device the calling thread is the stream, and
+        blocks.
 
         Parameters
         ----------
@@ -98,7 +99,7 @@ class Ticket:
         """
         if not self._native.synchronize(timeout):
             raise TransferTimeout(
-                f"{self.nbytes} bytes were not copied within {timeout} s, and still are being copied; "
+                f"{self.nbytes} bytes were not copied within {timeout} s, and copying goes on; "
                 "wait longer, or find what holds the producing stream"
             )
         self._arrive()

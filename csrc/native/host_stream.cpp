@@ -61,7 +61,7 @@ void HostStream::run() {
     }
 }
 
-void HostStream::enqueue(std::function<void()> work) {
+void HostStream::run_later(std::function<void()> work) {
     process_.require_same_process("this CPU stream");
     {
         const std::lock_guard lock(mutex_);
@@ -71,23 +71,23 @@ void HostStream::enqueue(std::function<void()> work) {
 }
 
 void HostStream::fill(Address target, unsigned char value, std::size_t bytes) {
-    enqueue([=] { std::memset(reinterpret_cast<void*>(target), value, bytes); });
+    run_later([=] { std::memset(reinterpret_cast<void*>(target), value, bytes); });
 }
 
 void HostStream::copy(Address target, Address source, std::size_t bytes) {
-    enqueue([=] {
+    run_later([=] {
         std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), bytes);
     });
 }
 
 std::shared_ptr<HostEvent> HostStream::record() {
     auto event = std::make_shared<HostEvent>();
-    enqueue([event] { event->set(); });
+    run_later([event] { event->set(); });
     return event;
 }
 
 void HostStream::wait(std::shared_ptr<const HostEvent> event) {
-    enqueue([event = std::move(event)] { event->synchronize(std::nullopt); });
+    run_later([event = std::move(event)] { event->synchronize(std::nullopt); });
 }
 
 void HostStream::hold() {

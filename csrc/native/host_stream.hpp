@@ -45,9 +45,10 @@ class HostStream final : public OwnedStream {
 
     std::shared_ptr<HostEvent> record();
     void wait(std::shared_ptr<const HostEvent> event);
+    // Queues any work; it must not throw.
+    void run_later(std::function<void()> work);
 
   private:
-    void enqueue(std::function<void()> work);
     void run();
 
     ProcessTag process_;

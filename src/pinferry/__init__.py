@@ -1,7 +1,7 @@
 """Training state between GPUs and pinned host memory, at the speed of the link.
 
-Names are imported when they are first used: the arena works without PyTorch, and ``pinferry doctor``
-starts where a native module is missing.
+Names are imported when they are first used: the arena works without PyTorch, and ``pinferry
+doctor`` starts where a native module is missing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,14 +18,14 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say what this machine offers and what to do about what is missing."""
-    from pinferry.doctor import main as run  # noqa: PLC0415
+    from pinferry.doctor import main as run
 
     raise typer.Exit(run(json=json))
 
 
 def main() -> None:
     """Run the command line; errors of pinferry are one line, not a traceback."""
-    from pinferry.errors import PinferryError  # noqa: PLC0415
+    from pinferry.errors import PinferryError
 
     try:
         app()

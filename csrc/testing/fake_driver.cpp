@@ -1,0 +1,332 @@
+// A stand-in for libcuda on host memory, for tests where there is no GPU. It keeps CUDA's rules: streams
+// are asynchronous, a copy may not leave one registration, what is not freed is counted. Any call can
+// be made to fail.
+//
+// Exported for tests, besides cuGetProcAddress_v2:
+//   fake_fail_nth(n, code)      the n-th call from now (1 is the next) that can fail returns `code`
+//   fake_fail_call(name, code)  every call of that name returns `code`; code 0 ends it
+//   fake_calls()                calls that can fail, made since fake_reset()
+//   fake_live(kind)             objects alive: "context", "stream", "event", "registration", "host", "device"
+//   fake_reset()                no failures, and the calls counted from 0
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "../native/driver_abi.hpp"
+#include "../native/host_stream.hpp"
+
+namespace {
+
+using namespace pinferry::cuda;
+using pinferry::HostEvent;
+using pinferry::HostStream;
+
+constexpr Result invalid_value = 1;
+
+struct FakeEvent {
+    std::shared_ptr<HostEvent> recorded;
+};
+
+struct State {
+    std::mutex mutex;
+    std::map<std::string, long> live;
+    std::map<std::string, Result> failing;
+    std::map<std::uintptr_t, std::size_t> pinned;  // registrations and host allocations
+    long calls = 0;
+    long fail_at = 0;
+    Result fail_code = 0;
+};
+
+State& state() {
+    static auto* instance = new State;  // streams may still run at exit
+    return *instance;
+}
+
+Result fails(const char* call, bool can_fail_by_number = true) {
+    State& fake = state();
+    const std::lock_guard lock(fake.mutex);
+    if (const auto found = fake.failing.find(call); found != fake.failing.end()) return found->second;
+    if (!can_fail_by_number) return success;
+    ++fake.calls;
+    return fake.calls == fake.fail_at ? fake.fail_code : success;
+}
+
+void count(const char* kind, long change) {
+    const std::lock_guard lock(state().mutex);
+    state().live[kind] += change;
+}
+
+bool within_one_pinned_range(const void* host, std::size_t bytes) {
+    State& fake = state();
+    const auto address = reinterpret_cast<std::uintptr_t>(host);
+    const std::lock_guard lock(fake.mutex);
+    const auto next = fake.pinned.upper_bound(address);
+    if (next == fake.pinned.begin()) return false;
+    const auto& [begin, size] = *std::prev(next);
+    return address + bytes <= begin + size;
+}
+
+void* pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
+HostStream* stream_of(Stream stream) { return reinterpret_cast<HostStream*>(stream); }
+FakeEvent* event_of(EventHandle event) { return reinterpret_cast<FakeEvent*>(event); }
+
+#define FAKE_CALL(name)                                               \
+    if (const Result failure = fails(name); failure != success) {     \
+        return failure;                                               \
+    }
+// Frees fail by name only: a failure by number must not leave what a test counts.
+#define FAKE_FREE(name)                                                  \
+    if (const Result failure = fails(name, false); failure != success) { \
+        return failure;                                                  \
+    }
+
+Result cuInit(unsigned) { FAKE_CALL("cuInit") return success; }
+Result cuDriverGetVersion(int* version) { FAKE_CALL("cuDriverGetVersion") *version = 13000; return success; }
+Result cuDeviceGetCount(int* devices) { FAKE_CALL("cuDeviceGetCount") *devices = 1; return success; }
+Result cuDeviceGet(DeviceOrdinal* device, int index) { FAKE_CALL("cuDeviceGet") *device = index; return success; }
+
+Result write_text(char* target, int room, const char* text) {
+    std::strncpy(target, text, static_cast<std::size_t>(room) - 1);
+    target[room - 1] = '\0';
+    return success;
+}
+Result cuDeviceGetName(char* name, int room, DeviceOrdinal) {
+    FAKE_CALL("cuDeviceGetName")
+    return write_text(name, room, "fake GPU");
+}
+Result cuDeviceGetPCIBusId(char* name, int room, DeviceOrdinal) {
+    FAKE_CALL("cuDeviceGetPCIBusId")
+    return write_text(name, room, "0000:FA:00.0");
+}
+Result cuDeviceGetUuid(Uuid* uuid, DeviceOrdinal) {
+    FAKE_CALL("cuDeviceGetUuid")
+    for (char i = 0; i < 16; ++i) uuid->bytes[static_cast<int>(i)] = i;
+    return success;
+}
+Result cuDeviceTotalMem(std::size_t* bytes, DeviceOrdinal) {
+    FAKE_CALL("cuDeviceTotalMem")
+    *bytes = std::size_t{1} << 33;
+    return success;
+}
+Result cuMemGetInfo(std::size_t* free, std::size_t* total) {
+    FAKE_CALL("cuMemGetInfo")
+    *free = *total = std::size_t{1} << 33;
+    return success;
+}
+
+Result cuDevicePrimaryCtxRetain(Context* context, DeviceOrdinal) {
+    FAKE_CALL("cuDevicePrimaryCtxRetain")
+    static int one_context;
+    *context = reinterpret_cast<Context>(&one_context);
+    count("context", 1);
+    return success;
+}
+Result cuDevicePrimaryCtxRelease(DeviceOrdinal) {
+    FAKE_FREE("cuDevicePrimaryCtxRelease")
+    count("context", -1);
+    return success;
+}
+Result cuCtxPushCurrent(Context) { FAKE_CALL("cuCtxPushCurrent") return success; }
+Result cuCtxPopCurrent(Context*) { FAKE_FREE("cuCtxPopCurrent") return success; }
+
+void pin(const char* kind, void* address, std::size_t bytes) {
+    count(kind, 1);
+    const std::lock_guard lock(state().mutex);
+    state().pinned[reinterpret_cast<std::uintptr_t>(address)] = bytes;
+}
+Result unpin(const char* kind, void* address) {
+    {
+        const std::lock_guard lock(state().mutex);
+        if (state().pinned.erase(reinterpret_cast<std::uintptr_t>(address)) == 0) return invalid_value;
+    }
+    count(kind, -1);
+    return success;
+}
+Result cuMemHostRegister(void* address, std::size_t bytes, unsigned) {
+    FAKE_CALL("cuMemHostRegister")
+    pin("registration", address, bytes);
+    return success;
+}
+Result cuMemHostUnregister(void* address) { FAKE_FREE("cuMemHostUnregister") return unpin("registration", address); }
+Result cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
+    FAKE_CALL("cuMemHostAlloc")
+    *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    pin("host", *address, bytes);
+    return success;
+}
+Result cuMemFreeHost(void* address) {
+    FAKE_FREE("cuMemFreeHost")
+    const Result result = unpin("host", address);
+    if (result == success) std::free(address);
+    return result;
+}
+Result cuMemAlloc(DevicePtr* address, std::size_t bytes) {
+    FAKE_CALL("cuMemAlloc")
+    *address = reinterpret_cast<DevicePtr>(std::aligned_alloc(512, (bytes + 511) / 512 * 512));
+    count("device", 1);
+    return success;
+}
+Result cuMemFree(DevicePtr address) {
+    FAKE_FREE("cuMemFree")
+    std::free(pointer(address));
+    count("device", -1);
+    return success;
+}
+
+Result cuMemcpyDtoHAsync(void* host, DevicePtr device, std::size_t bytes, Stream stream) {
+    FAKE_CALL("cuMemcpyDtoHAsync")
+    if (!stream || !within_one_pinned_range(host, bytes)) return invalid_value;
+    stream_of(stream)->copy(reinterpret_cast<std::uintptr_t>(host), device, bytes);
+    return success;
+}
+Result cuMemcpyHtoDAsync(DevicePtr device, const void* host, std::size_t bytes, Stream stream) {
+    FAKE_CALL("cuMemcpyHtoDAsync")
+    if (!stream || !within_one_pinned_range(host, bytes)) return invalid_value;
+    stream_of(stream)->copy(device, reinterpret_cast<std::uintptr_t>(host), bytes);
+    return success;
+}
+Result cuMemcpyDtoDAsync(DevicePtr target, DevicePtr source, std::size_t bytes, Stream stream) {
+    FAKE_CALL("cuMemcpyDtoDAsync")
+    stream_of(stream)->copy(target, source, bytes);
+    return success;
+}
+Result cuMemsetD8Async(DevicePtr target, unsigned char value, std::size_t bytes, Stream stream) {
+    FAKE_CALL("cuMemsetD8Async")
+    stream_of(stream)->fill(target, value, bytes);
+    return success;
+}
+
+Result cuStreamCreate(Stream* stream, unsigned) {
+    FAKE_CALL("cuStreamCreate")
+    *stream = reinterpret_cast<Stream>(new HostStream);
+    count("stream", 1);
+    return success;
+}
+Result cuStreamDestroy(Stream stream) {
+    FAKE_FREE("cuStreamDestroy")
+    delete stream_of(stream);
+    count("stream", -1);
+    return success;
+}
+Result cuStreamSynchronize(Stream stream) {
+    FAKE_CALL("cuStreamSynchronize")
+    stream_of(stream)->synchronize();
+    return success;
+}
+Result cuStreamWaitEvent(Stream stream, EventHandle event, unsigned) {
+    FAKE_CALL("cuStreamWaitEvent")
+    const auto recorded = event_of(event)->recorded;
+    if (!recorded) return success;
+    if (stream) {
+        stream_of(stream)->wait(recorded);
+    } else {
+        recorded->synchronize(std::nullopt);  // the calling thread plays the default stream
+    }
+    return success;
+}
+Result cuStreamWaitValue32(Stream stream, DevicePtr address, std::uint32_t value, unsigned) {
+    FAKE_CALL("cuStreamWaitValue32")
+    stream_of(stream)->run_later([=] {
+        const auto* word = static_cast<const volatile std::uint32_t*>(pointer(address));
+        while (*word < value) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    });
+    return success;
+}
+
+Result cuEventCreate(EventHandle* event, unsigned) {
+    FAKE_CALL("cuEventCreate")
+    *event = reinterpret_cast<EventHandle>(new FakeEvent);
+    count("event", 1);
+    return success;
+}
+Result cuEventDestroy(EventHandle event) {
+    FAKE_FREE("cuEventDestroy")
+    delete event_of(event);
+    count("event", -1);
+    return success;
+}
+Result cuEventRecord(EventHandle event, Stream stream) {
+    FAKE_CALL("cuEventRecord")
+    if (stream) {
+        event_of(event)->recorded = stream_of(stream)->record();
+    } else {
+        event_of(event)->recorded = std::make_shared<HostEvent>();
+        event_of(event)->recorded->set();
+    }
+    return success;
+}
+Result cuEventQuery(EventHandle event) {
+    FAKE_CALL("cuEventQuery")
+    return event_of(event)->recorded->complete() ? success : error_not_ready;
+}
+Result cuEventSynchronize(EventHandle event) {
+    FAKE_CALL("cuEventSynchronize")
+    event_of(event)->recorded->synchronize(std::nullopt);
+    return success;
+}
+Result cuEventElapsedTime(float* milliseconds, EventHandle start, EventHandle end) {
+    FAKE_CALL("cuEventElapsedTime")
+    const auto from = event_of(start)->recorded->time();
+    const auto to = event_of(end)->recorded->time();
+    *milliseconds = std::chrono::duration<float, std::milli>(to - from).count();
+    return success;
+}
+Result cuGetErrorName(Result, const char** name) {
+    *name = "FAKE_ERROR";
+    return success;
+}
+Result cuGetErrorString(Result, const char** text) {
+    *text = "made to fail";
+    return success;
+}
+
+}  // namespace
+
+extern "C" {
+
+Result cuGetProcAddress_v2(const char* symbol, void** found, int, std::uint64_t, int*) {
+#define FAKE_ENTRY(field, name, parameters)                              \
+    if (std::strcmp(symbol, #name) == 0) {                               \
+        *found = reinterpret_cast<void*>(static_cast<Result(*) parameters>(&name)); \
+        return success;                                                  \
+    }
+    PINFERRY_DRIVER_CALLS(FAKE_ENTRY)
+#undef FAKE_ENTRY
+    return invalid_value;
+}
+
+void fake_fail_nth(long n, int code) {
+    const std::lock_guard lock(state().mutex);
+    state().fail_at = state().calls + n;
+    state().fail_code = code;
+}
+void fake_fail_call(const char* name, int code) {
+    const std::lock_guard lock(state().mutex);
+    if (code == 0) {
+        state().failing.erase(name);
+    } else {
+        state().failing[name] = code;
+    }
+}
+long fake_calls() {
+    const std::lock_guard lock(state().mutex);
+    return state().calls;
+}
+long fake_live(const char* kind) {
+    const std::lock_guard lock(state().mutex);
+    return state().live[kind];
+}
+void fake_reset() {
+    const std::lock_guard lock(state().mutex);
+    state().calls = 0;
+    state().fail_at = 0;
+    state().failing.clear();
+}
+
+}  // extern "C"
