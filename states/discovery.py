@@ -120,8 +120,8 @@ def _of_optimizer(
             yield Category.LP_GRADS, f"{name}.grad", parameter.grad
     indices = {id(parameter): index for index, parameter in enumerate(parameters)}
     # Keys are parameters, except where an optimizer keeps something of its own under a name.
-    state: dict[object, object] = dict(optimizer.state)
-    for key, value in state.items():
+    state: list[tuple[object, object]] = list(optimizer.state.items())
+    for key, value in state:
         label = indices.get(id(key), key if isinstance(key, str | int) else type(key).__name__)
         for name, tensor in _tensors_in(f"optimizer.state[{label}]", value):
             yield Category.OPTIM_STATES, name, tensor

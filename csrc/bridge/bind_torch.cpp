@@ -41,25 +41,32 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
     py::class_<StorageHandle>(module, "StorageHandle", "A weak reference to a storage.")
         .def(py::init<std::uintptr_t>(), py::arg("cdata"))
-        .def_property_readonly("key", &StorageHandle::key, "Names the storage while the handle lives.")
+        .def_property_readonly("key", &StorageHandle::key,
+                               "Names the storage while the handle lives.")
         .def_property_readonly("alive", &StorageHandle::alive)
         .def_property_readonly("nbytes", &StorageHandle::bytes)
-        .def_property_readonly("address", &StorageHandle::address, "Device address; 0 while offloaded.")
+        .def_property_readonly("address", &StorageHandle::address,
+                               "Device address; 0 while offloaded.")
         .def_property_readonly("device", &StorageHandle::device)
         .def_property_readonly("guarded", &StorageHandle::guarded, "Whether access raises.")
-        .def_property_readonly("refusal", &StorageHandle::refusal,
-                               "\"\" if the memory can be given back and made again, else why not.");
+        .def_property_readonly(
+            "refusal", &StorageHandle::refusal,
+            "\"\" if the memory can be given back and made again, else why not.");
 
-    py::class_<ReleasedMemory>(module, "ReleasedMemory", "Memory taken from storages; dropping it frees it.");
+    py::class_<ReleasedMemory>(module, "ReleasedMemory",
+                               "Memory taken from storages; dropping it frees it.");
     py::class_<FreshMemory>(module, "FreshMemory", "Memory made for storages, and not yet theirs.")
         .def_property_readonly("addresses", &FreshMemory::addresses)
-        .def("install", &FreshMemory::install, Unlocked(), "Give each storage its part and lift its guard.");
+        .def("install", &FreshMemory::install, Unlocked(),
+             "Give each storage its part and lift its guard.");
 
-    module.def("release", &release, py::arg("storages"), py::arg("messages"), py::arg("stream_id"), Unlocked(),
-               "Take the memory from all storages and guard them. All or none.");
-    module.def("allocate", &allocate, py::arg("storages"), py::arg("stream_id"), Unlocked(),
-               "Allocate memory for all storages on PyTorch's current device and stream. All or none.");
-    module.def("point_at", &point_at_owned, py::arg("storages"), py::arg("addresses"), py::arg("owners"),
+    module.def("release", &release, py::arg("storages"), py::arg("messages"), py::arg("stream_id"),
+               Unlocked(), "Take the memory from all storages and guard them. All or none.");
+    module.def(
+        "allocate", &allocate, py::arg("storages"), py::arg("stream_id"), Unlocked(),
+        "Allocate memory for all storages on PyTorch's current device and stream. All or none.");
+    module.def("point_at", &point_at_owned, py::arg("storages"), py::arg("addresses"),
+               py::arg("owners"),
                "Point storages at memory that `owners` keep alive, and lift the guards.");
     module.def("set_messages", &set_messages, py::arg("storages"), py::arg("messages"), Unlocked(),
                "Change what an access to guarded storages says.");

@@ -20,8 +20,8 @@ std::vector<StoragePtr> lock_all(const Handles& storages) {
 
 void require_same_length(std::size_t storages, std::size_t others) {
     if (storages == others) return;
-    throw Error("InvalidArgument", std::to_string(storages) + " storages, but " + std::to_string(others) +
-                                       " values to go with them");
+    throw Error("InvalidArgument", std::to_string(storages) + " storages, but " +
+                                       std::to_string(others) + " values to go with them");
 }
 
 // Tells the allocator that the stream uses the memory, so that it is not dealt out before that use.
@@ -38,7 +38,8 @@ void drop_owner(void* owner) { delete static_cast<std::shared_ptr<void>*>(owner)
 std::vector<std::uintptr_t> FreshMemory::addresses() const {
     std::vector<std::uintptr_t> addresses;
     addresses.reserve(parts_.size());
-    for (const c10::DataPtr& part : parts_) addresses.push_back(reinterpret_cast<std::uintptr_t>(part.get()));
+    for (const c10::DataPtr& part : parts_)
+        addresses.push_back(reinterpret_cast<std::uintptr_t>(part.get()));
     return addresses;
 }
 
@@ -60,7 +61,8 @@ std::unique_ptr<ReleasedMemory> release(const Handles& storages, std::vector<std
     return memory;
 }
 
-std::unique_ptr<FreshMemory> allocate(const Handles& storages, std::optional<std::int64_t> stream_id) {
+std::unique_ptr<FreshMemory> allocate(const Handles& storages,
+                                      std::optional<std::int64_t> stream_id) {
     auto locked = lock_all(storages);
     std::vector<c10::DataPtr> parts;
     parts.reserve(locked.size());

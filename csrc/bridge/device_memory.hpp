@@ -32,16 +32,17 @@ class FreshMemory {
 };
 
 // Takes the memory from every storage and guards it: any access through any view then raises
-// RuntimeError(messages[i]). Sizes, shapes and identities stay. With `stream_id` (torch.Stream's) the
-// allocator is told that this stream uses the memory, so it may be dropped while a copy still runs.
-// Either all storages or none are changed.
+// RuntimeError(messages[i]). Sizes, shapes and identities stay. With `stream_id` (torch.Stream's)
+// the allocator is told that this stream uses the memory, so it may be dropped while a copy still
+// runs. Either all storages or none are changed.
 std::unique_ptr<ReleasedMemory> release(const Handles& storages, std::vector<std::string> messages,
                                         std::optional<std::int64_t> stream_id);
 
 // Allocates memory of each storage's size by its own allocator, on the current device and stream of
 // PyTorch, and leaves the storages as they are. With `stream_id` the allocator is told that this
 // stream uses the memory too. Throws Error("DeviceOutOfMemory") having kept nothing.
-std::unique_ptr<FreshMemory> allocate(const Handles& storages, std::optional<std::int64_t> stream_id);
+std::unique_ptr<FreshMemory> allocate(const Handles& storages,
+                                      std::optional<std::int64_t> stream_id);
 
 // Points each storage at memory that it does not own, `owners[i]` keeping it alive, and lifts the
 // guards. What the storage had before goes back to its allocator.

@@ -28,6 +28,8 @@ inline void guard(c10::StorageImpl& storage, std::string message) {
 inline void unguard(c10::StorageImpl& storage) { guard_flag(storage) = false; }
 
 // The storage's memory, whether it is guarded or not.
-inline const c10::DataPtr& data_of(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks(); }
+inline const c10::DataPtr& data_of(c10::StorageImpl& storage) {
+    return storage._mutable_data_ptr_no_checks();
+}
 
 }  // namespace pinferry::bridge

@@ -6,7 +6,9 @@
 namespace pinferry::bridge {
 namespace {
 
-c10::StorageImpl* from_cdata(std::uintptr_t cdata) { return reinterpret_cast<c10::StorageImpl*>(cdata); }
+c10::StorageImpl* from_cdata(std::uintptr_t cdata) {
+    return reinterpret_cast<c10::StorageImpl*>(cdata);
+}
 
 }  // namespace
 
@@ -33,10 +35,12 @@ std::string StorageHandle::refusal() const {
     }
     if (storage->received_cuda()) return "it was received from another process";
     c10::Allocator* allocator = storage->allocator();
-    if (!allocator) return "it has no allocator (made from foreign memory, DLPack, NumPy or a mapped file)";
+    if (!allocator)
+        return "it has no allocator (made from foreign memory, DLPack, NumPy or a mapped file)";
     const c10::DeleterFnPtr deleter = allocator->raw_deleter();
     if (storage->nbytes() > 0 && deleter && data_of(*storage).get_deleter() != deleter) {
-        return "its memory did not come from its own allocator (shared, mapped or copy-on-write memory)";
+        return "its memory did not come from its own allocator (shared, mapped or copy-on-write "
+               "memory)";
     }
     return "";
 }

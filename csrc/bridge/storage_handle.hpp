@@ -29,7 +29,8 @@ class StorageHandle {
     std::string device() const { return lock()->device().str(); }
     bool guarded() const;
 
-    // "" if the storage's memory can be given back and made again by its own allocator, else why not.
+    // "" if the storage's memory can be given back and made again by its own allocator, else why
+    // not.
     std::string refusal() const;
 
   private:

@@ -36,7 +36,8 @@ class Completion {
 
 }  // namespace
 
-std::shared_ptr<Arena> Arena::create(std::shared_ptr<Device> device, const HostMemoryRequest& request) {
+std::shared_ptr<Arena> Arena::create(std::shared_ptr<Device> device,
+                                     const HostMemoryRequest& request) {
     auto memory = device->make_host_memory(request);
     return std::shared_ptr<Arena>(new Arena(std::move(device), std::move(memory)));
 }
@@ -75,11 +76,13 @@ std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout) {
     return deal({bytes}, await_ranges({bytes}, true, timeout)).front().front();
 }
 
-std::vector<Blocks> Arena::allocate_extents(const std::vector<std::size_t>& sizes, Timeout timeout) {
+std::vector<Blocks> Arena::allocate_extents(const std::vector<std::size_t>& sizes,
+                                            Timeout timeout) {
     return deal(sizes, await_ranges(sizes, false, timeout));
 }
 
-Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout) {
+Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool contiguous,
+                                  Timeout timeout) {
     const auto start = std::chrono::steady_clock::now();
     std::chrono::nanoseconds pause = first_pause;
     Ranges found;
@@ -134,7 +137,8 @@ std::vector<Blocks> Arena::deal(const std::vector<std::size_t>& sizes, const Ran
             std::size_t left = sizes[i];
             for (j = 0; j < ranges[i].size(); ++j) {
                 const std::size_t bytes = std::min(left, ranges[i][j].size);
-                dealt[i].push_back(std::make_shared<Block>(shared_from_this(), ranges[i][j], bytes));
+                dealt[i].push_back(
+                    std::make_shared<Block>(shared_from_this(), ranges[i][j], bytes));
                 left -= bytes;
             }
         }
@@ -155,10 +159,10 @@ void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
     }
     const ArenaStats now = stats();
     std::string message = "the arena has no room for " + format_bytes(requested) +
-                          (contiguous ? " in one piece: " : ": ") + format_bytes(now.free_bytes) + " of " +
-                          format_bytes(now.capacity_bytes) + " free, largest piece " +
-                          format_bytes(now.largest_free_bytes) + ", " + format_bytes(now.retired_bytes) +
-                          " still in flight. ";
+                          (contiguous ? " in one piece: " : ": ") + format_bytes(now.free_bytes) +
+                          " of " + format_bytes(now.capacity_bytes) + " free, largest piece " +
+                          format_bytes(now.largest_free_bytes) + ", " +
+                          format_bytes(now.retired_bytes) + " still in flight. ";
     if (requested > now.capacity_bytes) {
         message += "Make the arena larger";
     } else if (requested <= now.free_bytes + now.retired_bytes && now.retired_bytes > 0) {
@@ -201,15 +205,16 @@ void Arena::reclaim_retired() noexcept {
     }
     if (polled.empty()) return;
     Completion complete;
-    const auto pending = std::partition(polled.begin(), polled.end(),
-                                        [&](const Retired& entry) { return complete(entry.events); });
+    const auto pending = std::partition(
+        polled.begin(), polled.end(), [&](const Retired& entry) { return complete(entry.events); });
     try {
         const std::lock_guard lock(mutex_);
         for (auto entry = polled.begin(); entry != pending; ++entry) {
             retired_bytes_ -= entry->range.size;
             free_.release(entry->range);
         }
-        retired_.insert(retired_.end(), std::make_move_iterator(pending), std::make_move_iterator(polled.end()));
+        retired_.insert(retired_.end(), std::make_move_iterator(pending),
+                        std::make_move_iterator(polled.end()));
     } catch (const std::exception&) {
         // As in give_back.
     }

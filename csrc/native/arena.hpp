@@ -13,15 +13,15 @@ namespace pinferry {
 
 struct ArenaStats {
     std::size_t capacity_bytes = 0;
-    std::size_t used_bytes = 0;     // held by blocks
-    std::size_t peak_bytes = 0;     // largest used + retired so far
+    std::size_t used_bytes = 0;  // held by blocks
+    std::size_t peak_bytes = 0;  // largest used + retired so far
     std::size_t free_bytes = 0;
     std::size_t largest_free_bytes = 0;
     std::size_t retired_bytes = 0;  // freed, but a copy may still run
     std::size_t locked_bytes = 0;   // pinned by the driver
     std::size_t blocks = 0;
-    std::size_t allocations = 0;    // blocks dealt out so far
-    std::size_t failures = 0;       // requests refused so far
+    std::size_t allocations = 0;  // blocks dealt out so far
+    std::size_t failures = 0;     // requests refused so far
 };
 
 class Block;
@@ -34,7 +34,8 @@ using Timeout = std::optional<std::chrono::nanoseconds>;
 class Arena : public std::enable_shared_from_this<Arena> {
   public:
     // Blocks the host while the memory is made.
-    static std::shared_ptr<Arena> create(std::shared_ptr<Device> device, const HostMemoryRequest& request);
+    static std::shared_ptr<Arena> create(std::shared_ptr<Device> device,
+                                         const HostMemoryRequest& request);
     ~Arena();
 
     // One contiguous block, or nothing. Never waits. Throws Error("ArenaClosed").
@@ -71,7 +72,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
     void require_usable() const;
     bool find_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Ranges& found);
-    bool find_extents(std::size_t bytes, bool contiguous, std::vector<Range>& found);  // mutex_ held
+    bool find_extents(std::size_t bytes, bool contiguous,
+                      std::vector<Range>& found);  // mutex_ held
     Ranges await_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout);
     std::vector<Blocks> deal(const std::vector<std::size_t>& sizes, const Ranges& ranges);
     void reclaim_retired() noexcept;
@@ -84,11 +86,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
     std::shared_ptr<Device> device_;
     std::unique_ptr<HostMemory> memory_;
     mutable std::mutex mutex_;
-    FreeList free_;                 // guarded by mutex_
-    std::vector<Retired> retired_;  // guarded by mutex_
-    std::size_t retired_bytes_ = 0; // guarded by mutex_; with the ranges being polled
-    ArenaStats counters_;           // guarded by mutex_: only what cannot be derived
-    bool closed_ = false;           // guarded by mutex_
+    FreeList free_;                  // guarded by mutex_
+    std::vector<Retired> retired_;   // guarded by mutex_
+    std::size_t retired_bytes_ = 0;  // guarded by mutex_; with the ranges being polled
+    ArenaStats counters_;            // guarded by mutex_: only what cannot be derived
+    bool closed_ = false;            // guarded by mutex_
 };
 
 // One contiguous range of an arena, held for as long as the block lives. It holds its arena.

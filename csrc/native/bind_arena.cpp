@@ -12,9 +12,11 @@ namespace {
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 using Seconds = std::optional<double>;
 
-std::shared_ptr<Arena> create(std::shared_ptr<Device> device, std::size_t nbytes, std::size_t chunk_nbytes,
-                              std::optional<int> numa_node, bool huge_pages, unsigned threads) {
-    return Arena::create(std::move(device), {nbytes, chunk_nbytes, {numa_node, huge_pages, threads}});
+std::shared_ptr<Arena> create(std::shared_ptr<Device> device, std::size_t nbytes,
+                              std::size_t chunk_nbytes, std::optional<int> numa_node,
+                              bool huge_pages, unsigned threads, Backend backend) {
+    return Arena::create(std::move(device),
+                         {nbytes, chunk_nbytes, {numa_node, huge_pages, threads}, backend});
 }
 
 void bind_stats(py::module_& module) {
@@ -32,8 +34,9 @@ void bind_stats(py::module_& module) {
 }
 
 void bind_block(py::module_& module) {
-    py::class_<Block, std::shared_ptr<Block>>(module, "Block", py::buffer_protocol(),
-                                              "A contiguous range of an arena, held while this object lives.")
+    py::class_<Block, std::shared_ptr<Block>>(
+        module, "Block", py::buffer_protocol(),
+        "A contiguous range of an arena, held while this object lives.")
         .def_property_readonly("nbytes", &Block::bytes)
         .def_property_readonly("offset", &Block::offset, "Bytes from the start of the arena.")
         .def_property_readonly(
@@ -47,11 +50,18 @@ void bind_block(py::module_& module) {
 }  // namespace
 
 void bind_arena(py::module_& module) {
+    py::enum_<Backend>(module, "Backend", "How host memory is made.")
+        .value("AUTO", Backend::automatic)
+        .value("REGISTERED", Backend::registered)
+        .value("DRIVER", Backend::driver)
+        .value("UNPINNED", Backend::unpinned);
     bind_stats(module);
     bind_block(module);
-    py::class_<Arena, std::shared_ptr<Arena>>(module, "Arena", "Host memory made once, dealt out as blocks.")
-        .def(py::init(&create), py::kw_only(), py::arg("device"), py::arg("nbytes"), py::arg("chunk_nbytes"),
-             py::arg("numa_node"), py::arg("huge_pages"), py::arg("threads"), Unlocked())
+    py::class_<Arena, std::shared_ptr<Arena>>(module, "Arena",
+                                              "Host memory made once, dealt out as blocks.")
+        .def(py::init(&create), py::kw_only(), py::arg("device"), py::arg("nbytes"),
+             py::arg("chunk_nbytes"), py::arg("numa_node"), py::arg("huge_pages"),
+             py::arg("threads"), py::arg("backend") = Backend::automatic, Unlocked())
         .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), Unlocked())
         .def(
             "allocate",
@@ -68,8 +78,10 @@ void bind_arena(py::module_& module) {
         .def("close", &Arena::close)
         .def_property_readonly("closed", &Arena::closed)
         .def_property_readonly("device", &Arena::device)
-        .def_property_readonly("backend", [](const Arena& arena) { return arena.memory().backend(); })
-        .def_property_readonly("description", [](const Arena& arena) { return arena.memory().describe(); })
+        .def_property_readonly("backend",
+                               [](const Arena& arena) { return arena.memory().backend(); })
+        .def_property_readonly("description",
+                               [](const Arena& arena) { return arena.memory().describe(); })
         .def("stats", &Arena::stats, Unlocked());
 }
 

@@ -11,16 +11,19 @@ namespace {
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 void bind_streams(py::module_& module) {
-    py::class_<OwnedStream>(module, "Stream",
-                            "A stream of its own, for tests and benchmarks: producers and consumers of state.")
-        .def_property_readonly("handle", &OwnedStream::handle, "CUstream, or the CPU stream's address.")
+    py::class_<OwnedStream>(
+        module, "Stream",
+        "A stream of its own, for tests and benchmarks: producers and consumers of state.")
+        .def_property_readonly("handle", &OwnedStream::handle,
+                               "CUstream, or the CPU stream's address.")
         .def("fill", &OwnedStream::fill, py::arg("address"), py::arg("value"), py::arg("nbytes"),
              "Queue setting `nbytes` bytes to `value`. Does not block.")
         .def("copy", &OwnedStream::copy, py::arg("target"), py::arg("source"), py::arg("nbytes"),
              "Queue a copy within device memory. Does not block.")
         .def("hold", &OwnedStream::hold, "Hold everything queued after this until release().")
         .def("release", &OwnedStream::release, "Let the held stream run on.")
-        .def("synchronize", &OwnedStream::synchronize, Unlocked(), "Block until the stream is idle.");
+        .def("synchronize", &OwnedStream::synchronize, Unlocked(),
+             "Block until the stream is idle.");
 
     py::class_<DeviceMemory>(module, "DeviceMemory", "Device memory outside PyTorch's allocator.")
         .def_property_readonly("address", &DeviceMemory::address)
@@ -35,13 +38,15 @@ void bind_device(py::module_& module) {
         .value("TO_DEVICE", Direction::to_device);
     bind_streams(module);
 
-    py::class_<Device, std::shared_ptr<Device>>(module, "Device", "A device whose memory can be offloaded.")
+    py::class_<Device, std::shared_ptr<Device>>(module, "Device",
+                                                "A device whose memory can be offloaded.")
         .def_property_readonly("kind", &Device::kind, "\"cuda\" or \"cpu\".")
         .def_property_readonly("index", &Device::index)
         .def_property_readonly("name", &Device::name)
         .def_property_readonly("uuid", &Device::uuid, "\"GPU-…\"; empty on the CPU.")
         .def_property_readonly("pci_bus_id", &Device::pci_bus_id, "Empty on the CPU.")
-        .def("copy_stream", &Device::copy_stream, py::arg("direction"), "Handle of the engine's own stream.")
+        .def("copy_stream", &Device::copy_stream, py::arg("direction"),
+             "Handle of the engine's own stream.")
         .def("create_stream", &Device::create_stream)
         .def(
             "allocate",
@@ -49,8 +54,8 @@ void bind_device(py::module_& module) {
                 return std::make_unique<DeviceMemory>(std::move(device), nbytes);
             },
             py::arg("nbytes"));
-    py::class_<HostDevice, Device, std::shared_ptr<HostDevice>>(module, "HostDevice",
-                                                                "The CPU: worker threads as copy streams.")
+    py::class_<HostDevice, Device, std::shared_ptr<HostDevice>>(
+        module, "HostDevice", "The CPU: worker threads as copy streams.")
         .def(py::init<>());
     py::class_<CudaDevice, Device, std::shared_ptr<CudaDevice>>(module, "CudaDevice", "One GPU.")
         .def(py::init<int>(), py::arg("index"), Unlocked());

@@ -35,8 +35,8 @@ void bind_transfer(py::module_& module) {
              py::arg("block"), py::arg("address"))
         .def_readonly("nbytes", &Piece::bytes);
 
-    module.def("submit", &submit, py::kw_only(), py::arg("device"), py::arg("direction"), py::arg("pieces"),
-               py::arg("streams"), Unlocked(),
+    module.def("submit", &submit, py::kw_only(), py::arg("device"), py::arg("direction"),
+               py::arg("pieces"), py::arg("streams"), Unlocked(),
                "Queue copies behind all work queued so far on `streams`. Does not block the host.");
 }
 

@@ -13,8 +13,9 @@ PrimaryContext::PrimaryContext(const Driver& driver, int index) : driver_(driver
     check(driver_, "cuDeviceGetCount", driver_.device_count(&count));
     if (index < 0 || index >= count) {
         throw Error("DeviceNotFound",
-                    "there is no cuda:" + std::to_string(index) + ": this process sees " + std::to_string(count) +
-                        (count == 1 ? " GPU" : " GPUs") + " (CUDA_VISIBLE_DEVICES may hide others)",
+                    "there is no cuda:" + std::to_string(index) + ": this process sees " +
+                        std::to_string(count) + (count == 1 ? " GPU" : " GPUs") +
+                        " (CUDA_VISIBLE_DEVICES may hide others)",
                     {{"index", index}, {"count", count}});
     }
     check(driver_, "cuDeviceGet", driver_.device_get(&ordinal_, index));
@@ -31,7 +32,8 @@ PrimaryContext::Scope::Scope(const PrimaryContext& context) : context_(context) 
     pushed_ = true;
 }
 
-PrimaryContext::Scope::Scope(const PrimaryContext& context, std::nothrow_t) noexcept : context_(context) {
+PrimaryContext::Scope::Scope(const PrimaryContext& context, std::nothrow_t) noexcept
+    : context_(context) {
     if (context_.process_.forked()) return;
     pushed_ = context_.driver_.context_push(context_.context_) == success;
 }

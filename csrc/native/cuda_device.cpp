@@ -31,8 +31,10 @@ CudaDevice::CudaDevice(int index)
       events_(std::make_shared<cuda::EventPool>(context_)) {
     const Scope scope(*context_);
     read_identity();
-    cuda::check(driver_, "cuStreamCreate", driver_.stream_create(&to_host_, cuda::stream_non_blocking));
-    if (const auto result = driver_.stream_create(&to_device_, cuda::stream_non_blocking); result != cuda::success) {
+    cuda::check(driver_, "cuStreamCreate",
+                driver_.stream_create(&to_host_, cuda::stream_non_blocking));
+    if (const auto result = driver_.stream_create(&to_device_, cuda::stream_non_blocking);
+        result != cuda::success) {
         driver_.stream_destroy(to_host_);
         cuda::check(driver_, "cuStreamCreate", result);
     }
@@ -48,11 +50,13 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::read_identity() {
     std::array<char, 128> text{};
-    cuda::check(driver_, "cuDeviceGetName",
-                driver_.device_name(text.data(), static_cast<int>(text.size()), context_->ordinal()));
+    cuda::check(
+        driver_, "cuDeviceGetName",
+        driver_.device_name(text.data(), static_cast<int>(text.size()), context_->ordinal()));
     name_ = text.data();
-    cuda::check(driver_, "cuDeviceGetPCIBusId",
-                driver_.device_pci_bus_id(text.data(), static_cast<int>(text.size()), context_->ordinal()));
+    cuda::check(
+        driver_, "cuDeviceGetPCIBusId",
+        driver_.device_pci_bus_id(text.data(), static_cast<int>(text.size()), context_->ordinal()));
     pci_bus_id_ = text.data();
     cuda::Uuid uuid{};
     cuda::check(driver_, "cuDeviceGetUuid", driver_.device_uuid(&uuid, context_->ordinal()));
@@ -86,9 +90,11 @@ double CudaDevice::elapsed_ms(const Event& start, const Event& end) const {
 void CudaDevice::copy(Direction direction, std::byte* host, Address device, std::size_t bytes) {
     const Scope scope(*context_);
     if (direction == Direction::to_host) {
-        cuda::check(driver_, "cuMemcpyDtoHAsync", driver_.copy_to_host(host, device, bytes, to_host_));
+        cuda::check(driver_, "cuMemcpyDtoHAsync",
+                    driver_.copy_to_host(host, device, bytes, to_host_));
     } else {
-        cuda::check(driver_, "cuMemcpyHtoDAsync", driver_.copy_to_device(device, host, bytes, to_device_));
+        cuda::check(driver_, "cuMemcpyHtoDAsync",
+                    driver_.copy_to_device(device, host, bytes, to_device_));
     }
 }
 
@@ -100,14 +106,23 @@ void CudaDevice::drain() noexcept {
 }
 
 std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest& request) {
+    if (request.backend == Backend::unpinned) {
+        throw Error("InvalidArgument",
+                    "a GPU needs pinned memory; use backend 'auto', 'registered' or 'driver'");
+    }
     const Scope scope(*context_);
+    const auto from_driver = [&](const std::string& reason) {
+        return std::make_unique<DriverMemory>(driver_, request.bytes, request.chunk_bytes, reason);
+    };
+    if (request.backend == Backend::driver) return from_driver("it was asked for");
     try {
-        return std::make_unique<RegisteredMemory>(driver_, request.bytes, request.chunk_bytes, request.pages);
+        return std::make_unique<RegisteredMemory>(driver_, request.bytes, request.chunk_bytes,
+                                                  request.pages);
     } catch (const Error& error) {
         const bool forbidden = error.kind() == "RegistrationFailed" && !error.fields().empty() &&
                                error.fields().front().second == cuda::error_not_supported;
-        if (!forbidden) throw;
-        return std::make_unique<DriverMemory>(driver_, request.bytes, request.chunk_bytes, error.what());
+        if (!forbidden || request.backend == Backend::registered) throw;
+        return from_driver(error.what());
     }
 }
 
@@ -133,6 +148,8 @@ void CudaDevice::free(Address address, std::size_t) noexcept {
     if (scope.ok()) driver_.memory_free(address);
 }
 
-std::unique_ptr<OwnedStream> CudaDevice::create_stream() { return std::make_unique<CudaStream>(context_); }
+std::unique_ptr<OwnedStream> CudaDevice::create_stream() {
+    return std::make_unique<CudaStream>(context_);
+}
 
 }  // namespace pinferry

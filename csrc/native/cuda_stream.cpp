@@ -10,10 +10,12 @@ CudaStream::CudaStream(std::shared_ptr<cuda::PrimaryContext> context)
     : context_(std::move(context)), driver_(context_->driver()) {
     const Scope scope(*context_);
     void* word = nullptr;
-    cuda::check(driver_, "cuMemHostAlloc", driver_.host_alloc(&word, sizeof(std::uint32_t), cuda::host_alloc_portable));
+    cuda::check(driver_, "cuMemHostAlloc",
+                driver_.host_alloc(&word, sizeof(std::uint32_t), cuda::host_alloc_portable));
     latch_ = static_cast<std::uint32_t*>(word);
     *latch_ = 0;
-    if (const auto result = driver_.stream_create(&stream_, cuda::stream_non_blocking); result != cuda::success) {
+    if (const auto result = driver_.stream_create(&stream_, cuda::stream_non_blocking);
+        result != cuda::success) {
         driver_.host_free(word);
         cuda::check(driver_, "cuStreamCreate", result);
     }
@@ -35,14 +37,17 @@ void CudaStream::fill(Address target, unsigned char value, std::size_t bytes) {
 
 void CudaStream::copy(Address target, Address source, std::size_t bytes) {
     const Scope scope(*context_);
-    cuda::check(driver_, "cuMemcpyDtoDAsync", driver_.copy_on_device(target, source, bytes, stream_));
+    cuda::check(driver_, "cuMemcpyDtoDAsync",
+                driver_.copy_on_device(target, source, bytes, stream_));
 }
 
 void CudaStream::hold() {
-    if (*latch_ < held_) throw Error("InvalidArgument", "this stream is held already; release() it first");
+    if (*latch_ < held_)
+        throw Error("InvalidArgument", "this stream is held already; release() it first");
     const Scope scope(*context_);
     cuda::check(driver_, "cuStreamWaitValue32",
-                driver_.stream_wait_value(stream_, reinterpret_cast<Address>(latch_), held_ + 1, cuda::wait_value_geq));
+                driver_.stream_wait_value(stream_, reinterpret_cast<Address>(latch_), held_ + 1,
+                                          cuda::wait_value_geq));
     ++held_;
 }
 

@@ -12,7 +12,9 @@ class CudaStream final : public OwnedStream {
     explicit CudaStream(std::shared_ptr<cuda::PrimaryContext> context);
     ~CudaStream() override;
 
-    StreamHandle handle() const noexcept override { return reinterpret_cast<StreamHandle>(stream_); }
+    StreamHandle handle() const noexcept override {
+        return reinterpret_cast<StreamHandle>(stream_);
+    }
     void fill(Address target, unsigned char value, std::size_t bytes) override;
     void copy(Address target, Address source, std::size_t bytes) override;
     void hold() override;

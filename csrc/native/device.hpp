@@ -19,11 +19,16 @@ enum class Direction { to_host, to_device };  // D2H, H2D
 using StreamHandle = std::uintptr_t;
 using Address = std::uintptr_t;
 
+// How host memory is made. `automatic` pins pages, or takes the driver's own pinned memory where
+// pinning is not permitted, or plain pages on the CPU.
+enum class Backend { automatic, registered, driver, unpinned };
+
 // What an arena asks of a device.
 struct HostMemoryRequest {
     std::size_t bytes = 0;
     std::size_t chunk_bytes = 0;
     PageOptions pages;
+    Backend backend = Backend::automatic;
 };
 
 // A stream that the caller owns. Tests and benchmarks play producers and consumers with it.
@@ -53,30 +58,32 @@ class Device {
     virtual const char* kind() const noexcept = 0;  // "cuda" or "cpu"
     virtual int index() const noexcept = 0;
     virtual std::string name() const = 0;
-    virtual std::string uuid() const = 0;          // "" on the CPU
-    virtual std::string pci_bus_id() const = 0;    // "" on the CPU
+    virtual std::string uuid() const = 0;        // "" on the CPU
+    virtual std::string pci_bus_id() const = 0;  // "" on the CPU
 
     // The engine's own stream of a direction. It never waits for the legacy default stream.
     virtual StreamHandle copy_stream(Direction direction) const noexcept = 0;
 
-    // An event behind everything queued on `stream` so far. `timed` ones can be given to elapsed_ms.
+    // An event behind everything queued on `stream` so far. `timed` ones can be given to
+    // elapsed_ms.
     virtual std::shared_ptr<Event> record(StreamHandle stream, bool timed) = 0;
 
-    // Makes what is queued on `stream` from now on wait for `event`. On the CPU the calling thread is
-    // stream 0, so there it blocks until the event is complete.
+    // Makes what is queued on `stream` from now on wait for `event`. On the CPU the calling thread
+    // is stream 0, so there it blocks until the event is complete.
     virtual void wait(StreamHandle stream, const Event& event) = 0;
 
     // Milliseconds between two complete, timed events.
     virtual double elapsed_ms(const Event& start, const Event& end) const = 0;
 
-    // Queues one contiguous copy on the copy stream of its direction. The host range must lie within
-    // one chunk of memory from make_host_memory().
+    // Queues one contiguous copy on the copy stream of its direction. The host range must lie
+    // within one chunk of memory from make_host_memory().
     virtual void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) = 0;
 
     // Blocks the host until both copy streams are idle. Never throws: for clean-up after a failure.
     virtual void drain() noexcept = 0;
 
     // Host memory that this device copies from and to at full speed. Blocks the host.
+    // Throws Error("InvalidArgument") for a backend that the device does not have.
     virtual std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) = 0;
     // Gives it back under the device's context. Never throws.
     virtual void destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept = 0;

@@ -31,9 +31,12 @@ void* find_symbol(void* library, const char* symbol) {
     void* found = nullptr;
     if (auto* get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"))) {
         int status = 0;
-        if (get(symbol, &found, api_version, proc_address_default, &status) == success && found) return found;
-    } else if (auto* legacy = reinterpret_cast<GetProcAddressLegacy>(dlsym(library, "cuGetProcAddress"))) {
-        if (legacy(symbol, &found, api_version, proc_address_default) == success && found) return found;
+        if (get(symbol, &found, api_version, proc_address_default, &status) == success && found)
+            return found;
+    } else if (auto* legacy =
+                   reinterpret_cast<GetProcAddressLegacy>(dlsym(library, "cuGetProcAddress"))) {
+        if (legacy(symbol, &found, api_version, proc_address_default) == success && found)
+            return found;
     }
     return nullptr;
 }
@@ -43,20 +46,23 @@ const Driver* load(const std::string& path, std::string& failure) {
     if (!library) {
         const char* reason = dlerror();
         failure = "the NVIDIA driver library " + path + " cannot be loaded (" +
-                  (reason ? reason : "unknown reason") + "); install the driver, or use device='cpu'";
+                  (reason ? reason : "unknown reason") +
+                  "); install the driver, or use device='cpu'";
         return nullptr;
     }
     auto table = std::make_unique<Driver>();
-#define PINFERRY_RESOLVE(field, symbol, parameters)                                                     \
-    table->field = reinterpret_cast<Result(*) parameters>(find_symbol(library, #symbol));               \
-    if (!table->field) {                                                                                \
-        failure = path + " has no entry point " #symbol " for CUDA 12.0; update the NVIDIA driver";      \
-        return nullptr;                                                                                 \
+#define PINFERRY_RESOLVE(field, symbol, parameters)                                           \
+    table->field = reinterpret_cast<Result(*) parameters>(find_symbol(library, #symbol));     \
+    if (!table->field) {                                                                      \
+        failure =                                                                             \
+            path + " has no entry point " #symbol " for CUDA 12.0; update the NVIDIA driver"; \
+        return nullptr;                                                                       \
     }
     PINFERRY_DRIVER_CALLS(PINFERRY_RESOLVE)
 #undef PINFERRY_RESOLVE
     if (const Result result = table->init(0); result != success) {
-        failure = describe_failure(*table, "cuInit", result) + "; check nvidia-smi, or use device='cpu'";
+        failure =
+            describe_failure(*table, "cuInit", result) + "; check nvidia-smi, or use device='cpu'";
         return nullptr;
     }
     return table.release();
@@ -96,8 +102,8 @@ std::string describe_failure(const Driver& driver, const char* call, Result resu
     const char* text = nullptr;
     driver.error_name(result, &name);
     driver.error_string(result, &text);
-    return std::string(call) + " failed: " + (name ? name : "unknown error") + " (" + std::to_string(result) +
-           ")" + (text ? std::string(": ") + text : "");
+    return std::string(call) + " failed: " + (name ? name : "unknown error") + " (" +
+           std::to_string(result) + ")" + (text ? std::string(": ") + text : "");
 }
 
 void check(const Driver& driver, const char* call, Result result) {

@@ -7,8 +7,8 @@
 // builds with a C++ compiler alone. csrc/testing/driver_abi.cpp holds it against NVIDIA's header.
 namespace pinferry::cuda {
 
-using Result = int;             // CUresult
-using DeviceOrdinal = int;      // CUdevice
+using Result = int;               // CUresult
+using DeviceOrdinal = int;        // CUdevice
 using DevicePtr = std::uint64_t;  // CUdeviceptr
 using Context = struct ContextTag*;
 using Stream = struct StreamTag*;
@@ -34,42 +34,42 @@ constexpr std::uint64_t proc_address_default = 0;
 // version that belongs to `api_version`.
 constexpr int api_version = 12000;
 
-#define PINFERRY_DRIVER_CALLS(X)                                                                    \
-    X(init, cuInit, (unsigned))                                                                     \
-    X(driver_version, cuDriverGetVersion, (int*))                                                   \
-    X(device_count, cuDeviceGetCount, (int*))                                                       \
-    X(device_get, cuDeviceGet, (DeviceOrdinal*, int))                                               \
-    X(device_name, cuDeviceGetName, (char*, int, DeviceOrdinal))                                    \
-    X(device_uuid, cuDeviceGetUuid, (Uuid*, DeviceOrdinal))                                         \
-    X(device_pci_bus_id, cuDeviceGetPCIBusId, (char*, int, DeviceOrdinal))                          \
-    X(device_total_memory, cuDeviceTotalMem, (std::size_t*, DeviceOrdinal))                         \
-    X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceOrdinal))                  \
-    X(primary_context_release, cuDevicePrimaryCtxRelease, (DeviceOrdinal))                          \
-    X(context_push, cuCtxPushCurrent, (Context))                                                    \
-    X(context_pop, cuCtxPopCurrent, (Context*))                                                     \
-    X(host_register, cuMemHostRegister, (void*, std::size_t, unsigned))                             \
-    X(host_unregister, cuMemHostUnregister, (void*))                                                \
-    X(host_alloc, cuMemHostAlloc, (void**, std::size_t, unsigned))                                  \
-    X(host_free, cuMemFreeHost, (void*))                                                            \
-    X(memory_alloc, cuMemAlloc, (DevicePtr*, std::size_t))                                          \
-    X(memory_free, cuMemFree, (DevicePtr))                                                          \
-    X(memory_info, cuMemGetInfo, (std::size_t*, std::size_t*))                                      \
-    X(copy_to_host, cuMemcpyDtoHAsync, (void*, DevicePtr, std::size_t, Stream))                     \
-    X(copy_to_device, cuMemcpyHtoDAsync, (DevicePtr, const void*, std::size_t, Stream))             \
-    X(copy_on_device, cuMemcpyDtoDAsync, (DevicePtr, DevicePtr, std::size_t, Stream))               \
-    X(fill, cuMemsetD8Async, (DevicePtr, unsigned char, std::size_t, Stream))                       \
-    X(stream_create, cuStreamCreate, (Stream*, unsigned))                                           \
-    X(stream_destroy, cuStreamDestroy, (Stream))                                                    \
-    X(stream_synchronize, cuStreamSynchronize, (Stream))                                            \
-    X(stream_wait_event, cuStreamWaitEvent, (Stream, EventHandle, unsigned))                        \
-    X(stream_wait_value, cuStreamWaitValue32, (Stream, DevicePtr, std::uint32_t, unsigned))         \
-    X(event_create, cuEventCreate, (EventHandle*, unsigned))                                        \
-    X(event_destroy, cuEventDestroy, (EventHandle))                                                 \
-    X(event_record, cuEventRecord, (EventHandle, Stream))                                           \
-    X(event_query, cuEventQuery, (EventHandle))                                                     \
-    X(event_synchronize, cuEventSynchronize, (EventHandle))                                         \
-    X(event_elapsed, cuEventElapsedTime, (float*, EventHandle, EventHandle))                        \
-    X(error_name, cuGetErrorName, (Result, const char**))                                           \
+#define PINFERRY_DRIVER_CALLS(X)                                                            \
+    X(init, cuInit, (unsigned))                                                             \
+    X(driver_version, cuDriverGetVersion, (int*))                                           \
+    X(device_count, cuDeviceGetCount, (int*))                                               \
+    X(device_get, cuDeviceGet, (DeviceOrdinal*, int))                                       \
+    X(device_name, cuDeviceGetName, (char*, int, DeviceOrdinal))                            \
+    X(device_uuid, cuDeviceGetUuid, (Uuid*, DeviceOrdinal))                                 \
+    X(device_pci_bus_id, cuDeviceGetPCIBusId, (char*, int, DeviceOrdinal))                  \
+    X(device_total_memory, cuDeviceTotalMem, (std::size_t*, DeviceOrdinal))                 \
+    X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceOrdinal))          \
+    X(primary_context_release, cuDevicePrimaryCtxRelease, (DeviceOrdinal))                  \
+    X(context_push, cuCtxPushCurrent, (Context))                                            \
+    X(context_pop, cuCtxPopCurrent, (Context*))                                             \
+    X(host_register, cuMemHostRegister, (void*, std::size_t, unsigned))                     \
+    X(host_unregister, cuMemHostUnregister, (void*))                                        \
+    X(host_alloc, cuMemHostAlloc, (void**, std::size_t, unsigned))                          \
+    X(host_free, cuMemFreeHost, (void*))                                                    \
+    X(memory_alloc, cuMemAlloc, (DevicePtr*, std::size_t))                                  \
+    X(memory_free, cuMemFree, (DevicePtr))                                                  \
+    X(memory_info, cuMemGetInfo, (std::size_t*, std::size_t*))                              \
+    X(copy_to_host, cuMemcpyDtoHAsync, (void*, DevicePtr, std::size_t, Stream))             \
+    X(copy_to_device, cuMemcpyHtoDAsync, (DevicePtr, const void*, std::size_t, Stream))     \
+    X(copy_on_device, cuMemcpyDtoDAsync, (DevicePtr, DevicePtr, std::size_t, Stream))       \
+    X(fill, cuMemsetD8Async, (DevicePtr, unsigned char, std::size_t, Stream))               \
+    X(stream_create, cuStreamCreate, (Stream*, unsigned))                                   \
+    X(stream_destroy, cuStreamDestroy, (Stream))                                            \
+    X(stream_synchronize, cuStreamSynchronize, (Stream))                                    \
+    X(stream_wait_event, cuStreamWaitEvent, (Stream, EventHandle, unsigned))                \
+    X(stream_wait_value, cuStreamWaitValue32, (Stream, DevicePtr, std::uint32_t, unsigned)) \
+    X(event_create, cuEventCreate, (EventHandle*, unsigned))                                \
+    X(event_destroy, cuEventDestroy, (EventHandle))                                         \
+    X(event_record, cuEventRecord, (EventHandle, Stream))                                   \
+    X(event_query, cuEventQuery, (EventHandle))                                             \
+    X(event_synchronize, cuEventSynchronize, (EventHandle))                                 \
+    X(event_elapsed, cuEventElapsedTime, (float*, EventHandle, EventHandle))                \
+    X(error_name, cuGetErrorName, (Result, const char**))                                   \
     X(error_string, cuGetErrorString, (Result, const char**))
 
 }  // namespace pinferry::cuda

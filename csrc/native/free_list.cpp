@@ -15,7 +15,8 @@ FreeList::FreeList(std::size_t capacity, std::size_t chunk, std::size_t alignmen
         throw std::invalid_argument("chunk must be a positive multiple of the alignment");
     }
     capacity_ = capacity - capacity % alignment;
-    for (std::size_t offset = 0; offset < capacity_; offset += std::min(chunk_, capacity_ - offset)) {
+    for (std::size_t offset = 0; offset < capacity_;
+         offset += std::min(chunk_, capacity_ - offset)) {
         insert({offset, std::min(chunk_, capacity_ - offset)});
     }
     free_bytes_ = capacity_;

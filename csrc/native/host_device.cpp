@@ -64,22 +64,31 @@ void HostDevice::drain() noexcept {
 }
 
 std::unique_ptr<HostMemory> HostDevice::make_host_memory(const HostMemoryRequest& request) {
+    if (request.backend != Backend::automatic && request.backend != Backend::unpinned) {
+        throw Error("InvalidArgument",
+                    "the CPU device has no pinned memory; use backend 'auto' or 'unpinned'");
+    }
     return std::make_unique<UnpinnedMemory>(request.bytes, request.chunk_bytes, request.pages);
 }
 
-void HostDevice::destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept { memory.reset(); }
+void HostDevice::destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept {
+    memory.reset();
+}
 
 Address HostDevice::allocate(std::size_t bytes) {
     const std::size_t size = (bytes + device_alignment - 1) / device_alignment * device_alignment;
     void* memory = std::aligned_alloc(device_alignment, size == 0 ? device_alignment : size);
     if (!memory) {
-        throw Error("DeviceOutOfMemory", "no " + format_bytes(bytes) + " of memory left on the CPU device",
+        throw Error("DeviceOutOfMemory",
+                    "no " + format_bytes(bytes) + " of memory left on the CPU device",
                     {{"requested", static_cast<std::int64_t>(bytes)}});
     }
     return reinterpret_cast<Address>(memory);
 }
 
-void HostDevice::free(Address address, std::size_t) noexcept { std::free(reinterpret_cast<void*>(address)); }
+void HostDevice::free(Address address, std::size_t) noexcept {
+    std::free(reinterpret_cast<void*>(address));
+}
 
 std::unique_ptr<OwnedStream> HostDevice::create_stream() {
     process().require_same_process("the CPU device");

@@ -5,8 +5,8 @@
 namespace pinferry {
 
 // The CPU as a device: ordinary memory as device memory, worker threads as copy streams, memcpy as
-// DMA, under the same ordering rules as CUDA. The default where there is no GPU, and the double under
-// which ordering is tested.
+// DMA, under the same ordering rules as CUDA. The default where there is no GPU, and the double
+// under which ordering is tested.
 class HostDevice final : public Device {
   public:
     const char* kind() const noexcept override { return "cpu"; }

@@ -10,21 +10,23 @@ namespace {
 
 std::string describe_pages(const Pages& pages) {
     std::string text = pages.huge_pages() ? "huge pages asked for" : "small pages";
-    if (pages.numa_node()) text += ", NUMA node " + std::to_string(*pages.numa_node()) + " preferred";
+    if (pages.numa_node())
+        text += ", NUMA node " + std::to_string(*pages.numa_node()) + " preferred";
     return text;
 }
 
 }  // namespace
 
-UnpinnedMemory::UnpinnedMemory(std::size_t bytes, std::size_t chunk_bytes, const PageOptions& options)
+UnpinnedMemory::UnpinnedMemory(std::size_t bytes, std::size_t chunk_bytes,
+                               const PageOptions& options)
     : HostMemory(bytes, chunk_bytes), pages_(bytes, options) {}
 
 std::string UnpinnedMemory::describe() const {
     return "the CPU device needs no pinned memory; " + describe_pages(pages_);
 }
 
-RegisteredMemory::RegisteredMemory(const cuda::Driver& driver, std::size_t bytes, std::size_t chunk_bytes,
-                                   const PageOptions& options)
+RegisteredMemory::RegisteredMemory(const cuda::Driver& driver, std::size_t bytes,
+                                   std::size_t chunk_bytes, const PageOptions& options)
     : HostMemory(bytes, chunk_bytes), driver_(driver), pages_(bytes, options) {
     while (registered_ < size_) {
         const std::size_t chunk = std::min(chunk_bytes_, size_ - registered_);
@@ -35,8 +37,8 @@ RegisteredMemory::RegisteredMemory(const cuda::Driver& driver, std::size_t bytes
             unregister_all();
             throw Error("RegistrationFailed",
                         cuda::describe_failure(driver_, "cuMemHostRegister", result) + " for " +
-                            format_bytes(chunk) + " after " + format_bytes(done) + " of " + format_bytes(size_) +
-                            "; every part was unregistered again",
+                            format_bytes(chunk) + " after " + format_bytes(done) + " of " +
+                            format_bytes(size_) + "; every part was unregistered again",
                         {{"code", result}, {"requested", static_cast<std::int64_t>(size_)}});
         }
         registered_ += chunk;
@@ -65,8 +67,8 @@ DriverMemory::DriverMemory(const cuda::Driver& driver, std::size_t bytes, std::s
     chunks_.reserve((size_ + chunk_bytes_ - 1) / chunk_bytes_);
     for (std::size_t offset = 0; offset < size_; offset += chunk_bytes_) {
         void* chunk = nullptr;
-        const cuda::Result result =
-            driver_.host_alloc(&chunk, std::min(chunk_bytes_, size_ - offset), cuda::host_alloc_portable);
+        const cuda::Result result = driver_.host_alloc(
+            &chunk, std::min(chunk_bytes_, size_ - offset), cuda::host_alloc_portable);
         if (result != cuda::success) {
             free_all();
             throw Error("RegistrationFailed",

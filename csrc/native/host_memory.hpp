@@ -31,7 +31,8 @@ class HostMemory {
     virtual std::size_t locked_bytes() const noexcept = 0;
 
   protected:
-    HostMemory(std::size_t size, std::size_t chunk_bytes) : size_(size), chunk_bytes_(chunk_bytes) {}
+    HostMemory(std::size_t size, std::size_t chunk_bytes)
+        : size_(size), chunk_bytes_(chunk_bytes) {}
 
     std::size_t size_;
     std::size_t chunk_bytes_;
@@ -42,7 +43,9 @@ class UnpinnedMemory final : public HostMemory {
   public:
     UnpinnedMemory(std::size_t bytes, std::size_t chunk_bytes, const PageOptions& options);
 
-    std::byte* address(std::size_t offset) const noexcept override { return pages_.data() + offset; }
+    std::byte* address(std::size_t offset) const noexcept override {
+        return pages_.data() + offset;
+    }
     const char* backend() const noexcept override { return "unpinned"; }
     std::string describe() const override;
     std::size_t locked_bytes() const noexcept override { return 0; }
@@ -60,7 +63,9 @@ class RegisteredMemory final : public HostMemory {
                      const PageOptions& options);
     ~RegisteredMemory() override;
 
-    std::byte* address(std::size_t offset) const noexcept override { return pages_.data() + offset; }
+    std::byte* address(std::size_t offset) const noexcept override {
+        return pages_.data() + offset;
+    }
     const char* backend() const noexcept override { return "registered"; }
     std::string describe() const override;
     std::size_t locked_bytes() const noexcept override { return registered_; }
@@ -77,7 +82,8 @@ class RegisteredMemory final : public HostMemory {
 // allowed where registration is not (confidential computing).
 class DriverMemory final : public HostMemory {
   public:
-    DriverMemory(const cuda::Driver& driver, std::size_t bytes, std::size_t chunk_bytes, std::string reason);
+    DriverMemory(const cuda::Driver& driver, std::size_t bytes, std::size_t chunk_bytes,
+                 std::string reason);
     ~DriverMemory() override;
 
     std::byte* address(std::size_t offset) const noexcept override {

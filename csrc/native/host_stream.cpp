@@ -94,7 +94,8 @@ void HostStream::hold() {
     auto latch = std::make_shared<HostEvent>();
     {
         const std::lock_guard lock(mutex_);
-        if (latch_) throw Error("InvalidArgument", "this stream is held already; release() it first");
+        if (latch_)
+            throw Error("InvalidArgument", "this stream is held already; release() it first");
         latch_ = latch;
     }
     wait(latch);

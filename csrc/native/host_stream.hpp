@@ -25,8 +25,8 @@ class HostEvent final : public Event, public std::enable_shared_from_this<HostEv
   private:
     mutable std::mutex mutex_;
     mutable std::condition_variable changed_;
-    bool complete_ = false;        // guarded by mutex_
-    Clock::time_point time_;       // guarded by mutex_
+    bool complete_ = false;   // guarded by mutex_
+    Clock::time_point time_;  // guarded by mutex_
 };
 
 // A worker thread that runs what is queued, in order: the CPU's stand-in for a CUDA stream.

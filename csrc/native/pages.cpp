@@ -25,7 +25,9 @@ constexpr std::size_t small_page_bytes = 4096;
 constexpr int mempolicy_preferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
 constexpr int max_numa_node = 1023;
 
-std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t bytes, std::size_t unit) {
+    return (bytes + unit - 1) / unit * unit;
+}
 
 // Maps more than asked for and trims both ends, because mmap only promises 4 KiB alignment.
 std::byte* map_aligned(std::size_t size) {
@@ -43,7 +45,8 @@ std::byte* map_aligned(std::size_t size) {
     auto* aligned = begin + (round_up(address, huge_page_bytes) - address);
     if (aligned > begin) munmap(begin, static_cast<std::size_t>(aligned - begin));
     std::byte* end = begin + mapped;
-    if (end > aligned + size) munmap(aligned + size, static_cast<std::size_t>(end - aligned - size));
+    if (end > aligned + size)
+        munmap(aligned + size, static_cast<std::size_t>(end - aligned - size));
     return aligned;
 }
 
@@ -51,12 +54,15 @@ bool prefer_node(std::byte* data, std::size_t size, int node) {
     if (node < 0 || node > max_numa_node) return false;
     constexpr std::size_t word_bits = sizeof(unsigned long) * CHAR_BIT;
     std::array<unsigned long, (max_numa_node + 1) / word_bits> mask{};
-    mask[static_cast<std::size_t>(node) / word_bits] |= 1UL << (static_cast<std::size_t>(node) % word_bits);
-    return syscall(SYS_mbind, data, size, mempolicy_preferred, mask.data(), mask.size() * word_bits, 0) == 0;
+    mask[static_cast<std::size_t>(node) / word_bits] |=
+        1UL << (static_cast<std::size_t>(node) % word_bits);
+    return syscall(SYS_mbind, data, size, mempolicy_preferred, mask.data(), mask.size() * word_bits,
+                   0) == 0;
 }
 
 void touch(std::byte* data, std::size_t size, unsigned threads) {
-    const std::size_t share = round_up(std::max<std::size_t>(size / std::max(threads, 1U), 1), huge_page_bytes);
+    const std::size_t share =
+        round_up(std::max<std::size_t>(size / std::max(threads, 1U), 1), huge_page_bytes);
     const auto touch_share = [=](std::size_t begin) {
         const std::size_t end = std::min(size, begin + share);
         for (std::size_t i = begin; i < end; i += small_page_bytes) {
@@ -82,7 +88,8 @@ Pages::Pages(std::size_t bytes, const PageOptions& options)
     data_ = map_aligned(size_);
     huge_pages_ = options.huge_pages && madvise(data_, size_, MADV_HUGEPAGE) == 0;
     madvise(data_, size_, MADV_DONTFORK);
-    if (options.numa_node && prefer_node(data_, size_, *options.numa_node)) numa_node_ = options.numa_node;
+    if (options.numa_node && prefer_node(data_, size_, *options.numa_node))
+        numa_node_ = options.numa_node;
     touch(data_, size_, options.threads);
 }
 

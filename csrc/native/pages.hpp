@@ -6,9 +6,10 @@
 namespace pinferry {
 
 struct PageOptions {
-    std::optional<int> numa_node;  // preferred node of the pages; nothing leaves the kernel's choice
-    bool huge_pages = true;        // ask for transparent huge pages
-    unsigned threads = 1;          // threads that touch the pages
+    std::optional<int>
+        numa_node;           // preferred node of the pages; nothing leaves the kernel's choice
+    bool huge_pages = true;  // ask for transparent huge pages
+    unsigned threads = 1;    // threads that touch the pages
 };
 
 // Anonymous private memory, aligned to 2 MiB, every page of it present after construction.

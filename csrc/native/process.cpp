@@ -29,9 +29,10 @@ bool ProcessTag::forked() const noexcept {
 
 void ProcessTag::require_same_process(const char* what) const {
     if (!forked()) return;
-    throw Error("ForkedProcess", std::string(what) +
-                                     " belongs to the parent process and cannot be used after fork; "
-                                     "make a new one here, or start workers with 'spawn'");
+    throw Error("ForkedProcess",
+                std::string(what) +
+                    " belongs to the parent process and cannot be used after fork; "
+                    "make a new one here, or start workers with 'spawn'");
 }
 
 }  // namespace pinferry

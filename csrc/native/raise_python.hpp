@@ -15,7 +15,8 @@ inline void raise_in_python(const Error& error) {
     PyErr_SetObject(type.ptr(), type(error.what(), **fields).ptr());
 }
 
-// To be called once by each extension module: a translator is local to the module that registers it.
+// To be called once by each extension module: a translator is local to the module that registers
+// it.
 inline void register_error_translator() {
     pybind11::register_local_exception_translator([](std::exception_ptr pending) {
         try {

@@ -6,7 +6,8 @@
 
 namespace pinferry {
 
-// Python's seconds as a timeout; None waits for as long as it takes, and so does what would not fit.
+// Python's seconds as a timeout; None waits for as long as it takes, and so does what would not
+// fit.
 inline std::optional<std::chrono::nanoseconds> timeout_from_seconds(std::optional<double> seconds) {
     constexpr double longest = 1e9;  // 31 years, well inside 64-bit nanoseconds
     if (!seconds || !(*seconds < longest)) return std::nullopt;

@@ -17,10 +17,11 @@ Events distinct_uses(const std::vector<Piece>& pieces) {
     return uses;
 }
 
-Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction, const std::vector<Piece>& pieces,
-                    const std::vector<StreamHandle>& streams) {
+Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction,
+                    const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams) {
     const StreamHandle copy_stream = device->copy_stream(direction);
-    for (const StreamHandle stream : streams) device->wait(copy_stream, *device->record(stream, false));
+    for (const StreamHandle stream : streams)
+        device->wait(copy_stream, *device->record(stream, false));
     for (const auto& use : distinct_uses(pieces)) device->wait(copy_stream, *use);
     auto start = device->record(copy_stream, true);
     std::size_t bytes = 0;
@@ -45,8 +46,8 @@ std::optional<double> Ticket::elapsed_ms() const {
     return device_->elapsed_ms(*start_, *end_);
 }
 
-Ticket submit(const std::shared_ptr<Device>& device, Direction direction, const std::vector<Piece>& pieces,
-              const std::vector<StreamHandle>& streams) {
+Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
+              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams) {
     device->process().require_same_process("this transfer engine");
     if (pieces.empty()) return Ticket();
     try {

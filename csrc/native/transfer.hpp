@@ -22,7 +22,10 @@ class Ticket {
     Ticket() = default;
     Ticket(std::shared_ptr<Device> device, std::shared_ptr<Event> start, std::shared_ptr<Event> end,
            std::size_t bytes)
-        : device_(std::move(device)), start_(std::move(start)), end_(std::move(end)), bytes_(bytes) {}
+        : device_(std::move(device)),
+          start_(std::move(start)),
+          end_(std::move(end)),
+          bytes_(bytes) {}
 
     bool done() const noexcept { return !end_ || end_->complete(); }
     // Makes what is queued on `stream` from now on wait for the copies.
@@ -46,7 +49,7 @@ class Ticket {
 //  - earlier copies that touched the same host blocks, whatever their direction.
 // Never blocks the host, except when it fails: then it waits until no queued copy runs any more and
 // throws Error; nothing but the contents of the target is changed.
-Ticket submit(const std::shared_ptr<Device>& device, Direction direction, const std::vector<Piece>& pieces,
-              const std::vector<StreamHandle>& streams);
+Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
+              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams);
 
 }  // namespace pinferry

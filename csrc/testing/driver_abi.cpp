@@ -1,14 +1,15 @@
-// Holds the core's own declarations of the driver's interface against NVIDIA's header. Compiling it is
-// the test: `make abi`.
+// Holds the core's own declarations of the driver's interface against NVIDIA's header. Compiling it
+// is the test: `make abi`.
+#include "../native/driver_abi.hpp"
+
 #include <cuda.h>
 
 #include <type_traits>
 
-#include "../native/driver_abi.hpp"
-
 namespace pinferry::cuda {
 
-// Parameters agree if they have one size and kind: handles are pointers on both sides, enums integers.
+// Parameters agree if they have one size and kind: handles are pointers on both sides, enums
+// integers.
 template <typename Theirs, typename Ours>
 constexpr bool same_parameter =
     sizeof(Theirs) == sizeof(Ours) && std::is_pointer_v<Theirs> == std::is_pointer_v<Ours>;
@@ -21,12 +22,12 @@ struct SameCall<CUresult (*)(Theirs...), Result (*)(Ours...)>
     static constexpr bool parameters = (same_parameter<Theirs, Ours> && ...);
 };
 
-// The header maps unversioned names to the version that belongs to its CUDA; those of later versions
-// than ours keep the same parameters.
-#define PINFERRY_CHECK_CALL(field, symbol, parameters_)                                              \
-    static_assert(SameCall<decltype(&symbol), Result(*) parameters_>::value,                    \
-                  #symbol " takes another number of parameters");                                    \
-    static_assert(SameCall<decltype(&symbol), Result(*) parameters_>::parameters,               \
+// The header maps unversioned names to the version that belongs to its CUDA; those of later
+// versions than ours keep the same parameters.
+#define PINFERRY_CHECK_CALL(field, symbol, parameters_)                           \
+    static_assert(SameCall<decltype(&symbol), Result(*) parameters_>::value,      \
+                  #symbol " takes another number of parameters");                 \
+    static_assert(SameCall<decltype(&symbol), Result(*) parameters_>::parameters, \
                   #symbol " takes other parameters");
 PINFERRY_DRIVER_CALLS(PINFERRY_CHECK_CALL)
 

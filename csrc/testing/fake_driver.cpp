@@ -1,13 +1,13 @@
-// A stand-in for libcuda on host memory, for tests where there is no GPU. It keeps CUDA's rules: streams
-// are asynchronous, a copy may not leave one registration, what is not freed is counted. Any call can
-// be made to fail.
+// A stand-in for libcuda on host memory, for tests where there is no GPU. It keeps CUDA's rules:
+// streams are asynchronous, a copy may not leave one registration, what is not freed is counted.
+// Any call can be made to fail.
 //
 // Exported for tests, besides cuGetProcAddress_v2:
 //   fake_fail_nth(n, code)      the n-th call from now (1 is the next) that can fail returns `code`
 //   fake_fail_call(name, code)  every call of that name returns `code`; code 0 ends it
 //   fake_calls()                calls that can fail, made since fake_reset()
-//   fake_live(kind)             objects alive: "context", "stream", "event", "registration", "host", "device"
-//   fake_reset()                no failures, and the calls counted from 0
+//   fake_live(kind)             objects alive: "context", "stream", "event", "registration",
+//   "host", "device" fake_reset()                no failures, and the calls counted from 0
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -51,7 +51,8 @@ State& state() {
 Result fails(const char* call, bool can_fail_by_number = true) {
     State& fake = state();
     const std::lock_guard lock(fake.mutex);
-    if (const auto found = fake.failing.find(call); found != fake.failing.end()) return found->second;
+    if (const auto found = fake.failing.find(call); found != fake.failing.end())
+        return found->second;
     if (!can_fail_by_number) return success;
     ++fake.calls;
     return fake.calls == fake.fail_at ? fake.fail_code : success;
@@ -76,9 +77,9 @@ void* pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
 HostStream* stream_of(Stream stream) { return reinterpret_cast<HostStream*>(stream); }
 FakeEvent* event_of(EventHandle event) { return reinterpret_cast<FakeEvent*>(event); }
 
-#define FAKE_CALL(name)                                               \
-    if (const Result failure = fails(name); failure != success) {     \
-        return failure;                                               \
+#define FAKE_CALL(name)                                           \
+    if (const Result failure = fails(name); failure != success) { \
+        return failure;                                           \
     }
 // Frees fail by name only: a failure by number must not leave what a test counts.
 #define FAKE_FREE(name)                                                  \
@@ -87,9 +88,18 @@ FakeEvent* event_of(EventHandle event) { return reinterpret_cast<FakeEvent*>(eve
     }
 
 Result cuInit(unsigned) { FAKE_CALL("cuInit") return success; }
-Result cuDriverGetVersion(int* version) { FAKE_CALL("cuDriverGetVersion") *version = 13000; return success; }
-Result cuDeviceGetCount(int* devices) { FAKE_CALL("cuDeviceGetCount") *devices = 1; return success; }
-Result cuDeviceGet(DeviceOrdinal* device, int index) { FAKE_CALL("cuDeviceGet") *device = index; return success; }
+Result cuDriverGetVersion(int* version) {
+    FAKE_CALL("cuDriverGetVersion")* version = 13000;
+    return success;
+}
+Result cuDeviceGetCount(int* devices) {
+    FAKE_CALL("cuDeviceGetCount")* devices = 1;
+    return success;
+}
+Result cuDeviceGet(DeviceOrdinal* device, int index) {
+    FAKE_CALL("cuDeviceGet")* device = index;
+    return success;
+}
 
 Result write_text(char* target, int room, const char* text) {
     std::strncpy(target, text, static_cast<std::size_t>(room) - 1);
@@ -143,7 +153,8 @@ void pin(const char* kind, void* address, std::size_t bytes) {
 Result unpin(const char* kind, void* address) {
     {
         const std::lock_guard lock(state().mutex);
-        if (state().pinned.erase(reinterpret_cast<std::uintptr_t>(address)) == 0) return invalid_value;
+        if (state().pinned.erase(reinterpret_cast<std::uintptr_t>(address)) == 0)
+            return invalid_value;
     }
     count(kind, -1);
     return success;
@@ -153,7 +164,9 @@ Result cuMemHostRegister(void* address, std::size_t bytes, unsigned) {
     pin("registration", address, bytes);
     return success;
 }
-Result cuMemHostUnregister(void* address) { FAKE_FREE("cuMemHostUnregister") return unpin("registration", address); }
+Result cuMemHostUnregister(void* address) {
+    FAKE_FREE("cuMemHostUnregister") return unpin("registration", address);
+}
 Result cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
     FAKE_CALL("cuMemHostAlloc")
     *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -291,10 +304,10 @@ Result cuGetErrorString(Result, const char** text) {
 extern "C" {
 
 Result cuGetProcAddress_v2(const char* symbol, void** found, int, std::uint64_t, int*) {
-#define FAKE_ENTRY(field, name, parameters)                              \
-    if (std::strcmp(symbol, #name) == 0) {                               \
+#define FAKE_ENTRY(field, name, parameters)                                         \
+    if (std::strcmp(symbol, #name) == 0) {                                          \
         *found = reinterpret_cast<void*>(static_cast<Result(*) parameters>(&name)); \
-        return success;                                                  \
+        return success;                                                             \
     }
     PINFERRY_DRIVER_CALLS(FAKE_ENTRY)
 #undef FAKE_ENTRY

@@ -1,0 +1,64 @@
+"""One form for every figure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Case", "Results"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One figure beside its reference of the same run.
+
+    Attributes
+    ----------
+    ours, reference
+        In `unit`. Rates are in GB/s (10^9 bytes a second).
+    unit
+        Such as ``"GB/s"``, ``"s/GiB"``, ``"us"``, ``"bytes"``.
+    reference_is
+        What the reference is, in words.
+    spread
+        Smallest and largest of ours, where it was repeated.
+    """
+
+    ours: float
+    reference: float
+    unit: str
+    reference_is: str
+    spread: tuple[float, float] | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the reference."""
+        return self.ours / self.reference
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it with its ratio."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+@dataclass(slots=True)
+class Results:
+    """Cases by key, and where they were measured."""
+
+    meta: dict[str, object]
+    cases: dict[str, Case] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the form that is written."""
+        return {
+            "meta": self.meta,
+            "cases": {key: case.to_dict() for key, case in self.cases.items()},
+        }
+
+    def write(self, path: Path) -> None:
+        """Write JSON to `path`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_dict(), indent=1) + "\n")

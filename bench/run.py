@@ -1,0 +1,91 @@
+"""Running benchmarks and showing what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from pinferry.bench.large import measure_large
+from pinferry.bench.machine import describe_machine
+from pinferry.bench.pinning import measure_pinning
+from pinferry.bench.results import Case, Results
+from pinferry.errors import InvalidArgument, InvalidSize
+from pinferry.pool import default_device, open_device, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["BENCHMARKS", "run_benchmarks"]
+
+BENCHMARKS: dict[str, Callable[[str, int, int], Iterator[tuple[str, Case]]]] = {
+    "pinning": measure_pinning,
+    "large": lambda device, nbytes, repeats: measure_large(torch.device(device), nbytes, repeats),
+}
+_DEFAULT_SIZE = {"cuda": "12GB", "cpu": "256MiB"}
+_SMALLEST = 16 * 2**20
+
+
+def run_benchmarks(
+    names: Sequence[str],
+    *,
+    device: str = "auto",
+    size: str | int | None = None,
+    repeats: int = 5,
+    json: str | Path | None = None,
+) -> Results:
+    """Run benchmarks, print a table, and write JSON if asked to.
+
+    Parameters
+    ----------
+    names
+        Which; none means all.
+    device
+        ``"cuda:N"``, ``"cpu"``, or ``"auto"`` for the first GPU where there is one.
+    size
+        Bytes to move, or text. Default: 12 GB on a GPU, 256 MiB on the CPU.
+    repeats
+        Runs after the first one.
+    json
+        Where to write the results.
+    """
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        raise InvalidArgument(
+            f"{unknown[0]!r} is no benchmark; choose from {', '.join(BENCHMARKS)}"
+        )
+    if repeats < 1:
+        raise InvalidArgument(f"repeats={repeats}: at least one run is needed")
+    opened = open_device(default_device() if device == "auto" else device)
+    nbytes = parse_size(_DEFAULT_SIZE[opened.kind] if size is None else size)
+    if nbytes < _SMALLEST:
+        raise InvalidSize(f"{nbytes} bytes are too few to time; take 16 MiB or more")
+    name = "cpu" if opened.kind == "cpu" else f"cuda:{opened.index}"
+    console = Console()
+    console.print(f"device {name} ({opened.name}), {nbytes} bytes, {repeats} runs")
+    results = Results(describe_machine(opened))
+    for chosen in names or BENCHMARKS:
+        for key, case in BENCHMARKS[chosen](name, nbytes, repeats):
+            results.cases[key] = case
+    console.print(_table(results))
+    if json is not None:
+        results.write(Path(json))
+        console.print(f"written to {json}")
+    return results
+
+
+def _table(results: Results) -> Table:
+    table = Table("case", "ours", "reference", "ratio", "unit", "reference is")
+    for key, case in results.cases.items():
+        table.add_row(
+            key,
+            f"{case.ours:,.4g}" if case.unit != "bytes" else f"{case.ours:,.0f}",
+            f"{case.reference:,.4g}" if case.unit != "bytes" else f"{case.reference:,.0f}",
+            f"{case.ratio:.4f}",
+            case.unit,
+            case.reference_is,
+        )
+    return table
