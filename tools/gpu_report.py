@@ -1,0 +1,39 @@
+"""Join what tools/gpu_check.sh left in a folder to one result file there, slice.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+
+def count_tests(path: Path) -> dict[str, object]:
+    """Return the counts of a JUnit file, and the names of what did not pass."""
+    tree = ET.parse(path)  # noqa: S314  -- pytest wrote it a moment ago
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    unhappy: list[str] = []
+    for case in tree.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            counts["failed"] += 1
+            unhappy.append(f"{case.get('classname')}::{case.get('name')}")
+        elif case.find("skipped") is not None:
+            counts["skipped"] += 1
+        else:
+            counts["passed"] += 1
+    return {**counts, "not_passed": unhappy}
+
+
+def main() -> None:
+    """Write slice.json: the benchmark's form, with tests and demo beside it."""
+    folder = Path(sys.argv[1])
+    report = json.loads((folder / "bench.json").read_text())
+    report["tests"] = count_tests(folder / "tests.xml")
+    report["demo"] = {
+        path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("demo*.json"))
+    }
+    (folder / "slice.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
