@@ -59,7 +59,7 @@ def _current(stats: dict[str, dict[str, dict[str, int]]], name: str) -> int:
 
 
 def give_back_cached(device: Device) -> None:
-    """Give what the allocator keeps for re-use back to the device, or to the system. Blocks."""
+    """Give what the allocator keeps for reuse back to the device, or to the system. Blocks."""
     if device.kind == "cuda":
         torch.cuda.empty_cache()
         return

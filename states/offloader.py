@@ -180,7 +180,7 @@ class StateOffloader:
     def reclaim(self) -> ReclaimReport:
         """Measure how much device memory the last offload really gave back.
 
-        Waits for its copies, gives what PyTorch's allocator keeps for re-use back to the device (on
+        Waits for its copies, gives what PyTorch's allocator keeps for reuse back to the device (on
         the CPU: what the C library keeps, to the system), and compares with the moment before it.
         Do not call it in a tight loop: memory given back must be asked for again.
 

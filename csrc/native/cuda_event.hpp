@@ -11,7 +11,7 @@
 
 namespace pinferry::cuda {
 
-// Events of one context for re-use: creating one costs microseconds, recording a used one does not.
+// Events of one context for reuse: creating one costs microseconds, recording a used one does not.
 class EventPool {
   public:
     explicit EventPool(std::shared_ptr<PrimaryContext> context) : context_(std::move(context)) {}

@@ -1,0 +1,51 @@
+"""The examples in docstrings and in the README run, and say what they say."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+import pytest
+
+import pinferry
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("pool", "states", "transfer")
+MODULES = sorted(
+    info.name
+    for room in ROOMS
+    for info in walk_packages(import_module(f"pinferry.{room}").__path__, f"pinferry.{room}.")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_run(name: str) -> None:
+    assert doctest.testmod(import_module(name)).failed == 0
+
+
+def test_some_modules_have_examples_at_all() -> None:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [test for name in MODULES for test in finder.find(import_module(name)) if test.examples]
+    assert len(found) >= 5
+
+
+def test_the_examples_of_the_readme_run_one_after_the_other() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in pinferry.__all__:
+        assert getattr(pinferry, name) is not None
+
+
+def test_every_room_is_linked_into_the_package() -> None:
+    package = ROOT / "src" / "pinferry"
+    for room in ("bench", "csrc", "demo", "doctor", "pool", "states", "transfer"):
+        assert (package / room).resolve() == ROOT / room
