@@ -12,7 +12,7 @@ from pinferry.demo.display import LiveDisplay
 from pinferry.demo.experiment import Outcome, prepare, run_experiment
 from pinferry.demo.facts import to_dict
 from pinferry.demo.options import DemoOptions, resolve
-from pinferry.demo.phases import Silent
+from pinferry.demo.phase_log import Silent
 from pinferry.demo.report import print_failures, print_report
 
 __all__ = ["main"]

@@ -35,7 +35,7 @@ def compare(control: RunResult, offloaded: RunResult) -> Comparison:
     return Comparison(
         losses=_compare_losses(control.losses, offloaded.losses),
         texts=_compare_texts(control.texts, offloaded.texts),
-        state=_compare_state(control.digest, offloaded.digest),
+        state=_compare_digests(control.digests, offloaded.digests),
     )
 
 
@@ -64,9 +64,16 @@ def _compare_texts(control: list[list[str]], offloaded: list[list[str]]) -> tupl
     return (f"the texts generated in cycle {', '.join(differing)} differ",)
 
 
-def _compare_state(control: dict[str, str], offloaded: dict[str, str]) -> tuple[str, ...]:
-    names = [*control, *(name for name in offloaded if name not in control)]
-    differing = [name for name in names if control.get(name) != offloaded.get(name)]
-    if not differing:
-        return ()
-    return (f"{len(differing)} of {len(names)} tensors differ at the end, first: {differing[0]}",)
+def _compare_digests(
+    control: list[dict[str, str]], offloaded: list[dict[str, str]]
+) -> tuple[str, ...]:
+    if len(control) != len(offloaded):
+        return (f"the control run has {len(control)} digests, the other {len(offloaded)}",)
+    for cycle, (expected, found) in enumerate(zip(control, offloaded, strict=True), start=1):
+        names = [*expected, *(name for name in found if name not in expected)]
+        differing = [name for name in names if expected.get(name) != found.get(name)]
+        if differing:
+            when = "at the end" if cycle == len(control) else f"after the reload of cycle {cycle}"
+            count = f"{len(differing)} of {len(names)} tensors differ"
+            return (f"{count} {when}, first: {differing[0]}",)
+    return ()

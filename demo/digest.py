@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["checksum", "state_digest"]
+__all__ = ["checksum", "digest_of", "state_digest"]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Bounds the temporaries at 256 MiB each, whatever the size of the model.
@@ -22,6 +24,11 @@ def state_digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
     Two digests are equal if every bit is: a change to a single element always shows.
     """
     return {name: f"{checksum(tensor):016x}" for name, tensor in _named_state(model, optimizer)}
+
+
+def digest_of(checksums: dict[str, str]) -> str:
+    """Return one digest for names and checksums, to show or to compare elsewhere."""
+    return sha256(json.dumps(checksums).encode()).hexdigest()
 
 
 @torch.no_grad()

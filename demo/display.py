@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pinferry.demo.options import Settings
-    from pinferry.demo.phases import Phase
+    from pinferry.demo.phase_log import Phase
     from pinferry.demo.shape import ModelShape
 
 __all__ = ["LiveDisplay"]

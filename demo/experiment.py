@@ -12,9 +12,10 @@ import torch
 
 from pinferry.demo.comparison import Comparison, compare
 from pinferry.demo.determinism import deterministic_algorithms, threads_for
+from pinferry.demo.memory_check import require_memory
 from pinferry.demo.offloading import OffloadedState
-from pinferry.demo.options import require_memory
-from pinferry.demo.phases import Observer, Phase, PhaseLog, RunResult, StayPut, run_phases
+from pinferry.demo.phase_log import Observer, Phase, PhaseLog
+from pinferry.demo.phases import RunResult, StayPut, run_phases
 from pinferry.demo.shape import ModelShape, choose_shape
 from pinferry.demo.text import Corpus, load_corpus
 from pinferry.demo.training import PROMPTS, Trainee

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from pinferry.demo.device_name import device_name
+from pinferry.demo.digest import digest_of
 from pinferry.states.nvml import nvml_driver_version
 
 if TYPE_CHECKING:
     from pinferry.demo.experiment import Outcome
-    from pinferry.demo.phases import Phase, RunResult
+    from pinferry.demo.phase_log import Phase
+    from pinferry.demo.phases import RunResult
 
 __all__ = ["to_dict"]
 
@@ -69,10 +72,12 @@ def _options(outcome: Outcome) -> dict[str, object]:
 
 def _run(result: RunResult) -> dict[str, object]:
     return {
-        "losses": result.losses,
+        # JSON has no word for what is not a number; the hexadecimal form has.
+        "losses": [loss if math.isfinite(loss) else None for loss in result.losses],
         "losses_hex": [loss.hex() for loss in result.losses],
         "texts": result.texts,
-        "digest": result.digest,
+        "digests": [digest_of(digest) for digest in result.digests],
+        "tensors": result.digests[-1],
     }
 
 

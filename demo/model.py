@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import relu, scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from pinferry.demo.shape import ModelShape
@@ -47,7 +47,7 @@ class Block(nn.Module):
         k, v = k[:, :, -self.context :], v[:, :, -self.context :]
         seen = scaled_dot_product_attention(q, k, v, is_causal=past is None)
         x = x + self.attention_out(seen.transpose(1, 2).reshape(batch, length, width))
-        hidden = gelu(self.perceptron_in(self.perceptron_norm(x)), approximate="tanh")
+        hidden = relu(self.perceptron_in(self.perceptron_norm(x))).square()
         return x + self.perceptron_out(hidden), (k, v)
 
 

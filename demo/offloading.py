@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from pinferry.demo.options import Settings
-    from pinferry.demo.phases import PhaseLog
+    from pinferry.demo.phase_log import PhaseLog
     from pinferry.demo.training import Trainee
     from pinferry.states import ReclaimReport, StateSet
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from pinferry.demo.shape import ModelShape, smallest_parameter_count
+from pinferry.demo.shape import smallest_parameter_count
 from pinferry.errors import DeviceNotFound, InvalidArgument
-from pinferry.pool import default_device, format_bytes, open_device, parse_size
-from pinferry.pool.host_memory import available_host_bytes
+from pinferry.pool import default_device, open_device, parse_size
 
-__all__ = ["DemoOptions", "Scale", "Settings", "require_memory", "resolve", "resolve_device"]
-
-# fp32 weights, gradients and the two moments of AdamW.
-STATE_BYTES_PER_PARAMETER = 16
+__all__ = ["DemoOptions", "Scale", "Settings", "resolve", "resolve_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class Scale:
 # Small batches make the most of the 50,000 tokens that a run of ten seconds sees, and so does a
 # text that is not much longer.
 _ON_CPU = Scale(
-    params=1_000_000, steps=45, context=64, batch=4, rollouts=4, new_tokens=140, text_bytes=80_000
+    params=1_000_000, steps=40, context=64, batch=4, rollouts=4, new_tokens=120, text_bytes=80_000
 )
 _ON_CUDA = Scale(
     params=124_000_000,
@@ -142,7 +138,7 @@ def resolve(options: DemoOptions) -> Settings:
         steps=steps,
         seed=options.seed,
         arena_bytes=None if options.arena is None else parse_size(options.arena),
-        scale=scale,
+        scale=_for_size(scale, params),
     )
 
 
@@ -157,7 +153,7 @@ def resolve_device(name: str) -> str:
         If there is no such GPU.
     """
     if name == "auto":
-        return default_device()
+        name = default_device()
     open_device(name)
     if name == "cpu":
         return name
@@ -172,31 +168,9 @@ def resolve_device(name: str) -> str:
     return f"cuda:{index}"
 
 
-def require_memory(settings: Settings, shape: ModelShape) -> None:
-    """Refuse a model whose state fits neither the device nor the host, before anything is built.
-
-    Raises
-    ------
-    InvalidArgument
-        With the bytes that are needed and the bytes that are there.
-    """
-    state_bytes = STATE_BYTES_PER_PARAMETER * shape.parameters
-    host_bytes = state_bytes if settings.on_cuda else 2 * state_bytes
-    if settings.on_cuda:
-        free_bytes, _ = torch.cuda.mem_get_info(settings.device)
-        _require_room(settings.device, state_bytes, free_bytes)
-    _require_room("the host", host_bytes, available_host_bytes().available_bytes)
-
-
-def _require_room(place: str, needed_bytes: int, free_bytes: int) -> None:
-    if needed_bytes > free_bytes:
-        fitting = free_bytes // (2 * STATE_BYTES_PER_PARAMETER)
-        raise InvalidArgument(
-            f"the training state takes {format_bytes(needed_bytes)} and {place} has "
-            f"{format_bytes(free_bytes)} free; pass params={fitting} or fewer",
-            requested=needed_bytes,
-            available=free_bytes,
-        )
+def _for_size(scale: Scale, params: int) -> Scale:
+    """Shrink the batch of models beyond 1e9 parameters, so that activations stay small."""
+    return replace(scale, batch=max(1, min(scale.batch, scale.batch * 10**9 // params)))
 
 
 def _require_at_least(name: str, value: object, least: int, why: str) -> None:

@@ -101,7 +101,7 @@ def _print_verdict(outcome: Outcome, console: Console) -> None:
     console.print(
         Text(
             f"Equal to the bit: {len(outcome.control.losses)} losses, {texts} texts and "
-            f"{len(outcome.control.digest)} tensors, with and without offload. "
+            f"{len(outcome.control.digests[-1])} tensors, with and without offload. "
             f"{outcome.seconds:.1f} s.",
             style="bold green",
         )

@@ -53,8 +53,8 @@ def smallest_parameter_count(vocabulary: int) -> int:
 def choose_shape(params: int, *, vocabulary: int, context: int, positions: int) -> ModelShape:
     """Pick layers, width and heads so that the model has about `params` parameters.
 
-    Among the shapes within 10 %, take the one whose ratio of width to layers is the most usual
-    for its size: about 26 at 1e6 parameters, 62 at 1e8 and 128 at 7e9.
+    Among the shapes within 10 %, weigh how near they are against how usual their ratio of width to
+    layers is: about 26 at 1e6 parameters, 60 at 1e8 and 128 at 7e9.
 
     Raises
     ------
@@ -62,17 +62,19 @@ def choose_shape(params: int, *, vocabulary: int, context: int, positions: int) 
         If no shape comes within 10 %.
     """
     usual = 26.0 * (params / 1e6) ** 0.18
+    candidates = list(_candidates(params, vocabulary))
     fitting = [
-        (abs(math.log(width / layers / usual)), abs(size - params), layers, width)
-        for layers, width, size in _candidates(params, vocabulary)
+        (abs(math.log(width / layers / usual)) + 5 * abs(size / params - 1), layers, width)
+        for layers, width, size in candidates
         if abs(size - params) <= 0.1 * params
     ]
     if not fitting:
+        nearest = min((size for _, _, size in candidates), key=lambda size: abs(size - params))
         raise InvalidArgument(
             f"params={params}: no model over {vocabulary} characters comes within 10 % of that; "
-            f"pass {2 * smallest_parameter_count(vocabulary)} or more"
+            f"the nearest has {nearest} parameters, pass params={nearest}"
         )
-    _, _, layers, width = min(fitting)
+    _, layers, width = min(fitting)
     return ModelShape(
         layers=layers,
         width=width,
@@ -88,7 +90,7 @@ def _candidates(params: int, vocabulary: int) -> Iterator[tuple[int, int, int]]:
         # The width that would fit exactly, from the quadratic in it.
         linear = vocabulary + 2 * layers + 1
         exact = (math.sqrt(linear**2 + 48 * layers * params) - linear) / (24 * layers)
-        grain = 128 if exact >= 1024 else 16
+        grain = 128 if exact >= 1024 else 64 if exact >= 256 else _NARROWEST
         for width in {grain * int(exact / grain), grain * (int(exact / grain) + 1)}:
             if width >= _NARROWEST:
                 yield layers, width, _parameters(layers, width, vocabulary)

@@ -91,13 +91,14 @@ def load_corpus(text_bytes: int, *, directory: Path | None = None) -> Corpus:
 def _modules(directory: Path) -> Iterator[str]:
     # Generated tables, which teach nothing about code, have names that begin with an underscore.
     for path in sorted(directory.glob("[!_]*.py")):
-        source = path.read_bytes()
-        # One byte per character keeps the vocabulary under 128 and the encoding trivial.
-        if source.isascii():
-            try:
-                yield _bare_code(ast.parse(source))
-            except SyntaxError:
-                continue
+        try:
+            code = _bare_code(ast.parse(path.read_bytes()))
+        except SyntaxError:
+            continue
+        # One byte per character keeps the vocabulary under 128 and the encoding trivial. Asked of
+        # the code, not of the source, where an escape sequence may hide another character.
+        if code.isascii():
+            yield code
 
 
 def _bare_code(module: ast.Module) -> str:

@@ -89,7 +89,7 @@ class PinnedBlock:
             If the block does not hold that.
         """
         kind = np.dtype(dtype)
-        flat = np.asarray(memoryview(self.native))
+        flat = self._bytes()
         return (
             self._cut(flat, kind.itemsize, shape, str(kind))
             .view(kind)
@@ -116,10 +116,17 @@ class PinnedBlock:
         import torch
 
         kind = torch.uint8 if dtype is None else dtype
-        flat = np.asarray(memoryview(self.native))
+        flat = self._bytes()
         part = self._cut(flat, kind.itemsize, shape, str(kind))
         tensor = torch.from_numpy(part).view(kind)
         return tensor if shape is None else tensor.reshape(shape)
+
+    def _bytes(self) -> NDArray[np.uint8]:
+        native = self.native
+        _ = (
+            native.address
+        )  # refuses in a forked child by name; memoryview hides that as BufferError
+        return np.asarray(memoryview(native))
 
     def _cut(
         self, flat: NDArray[np.uint8], itemsize: int, shape: Sequence[int] | int | None, dtype: str

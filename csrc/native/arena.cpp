@@ -1,6 +1,7 @@
 #include "arena.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <thread>
 
@@ -13,8 +14,15 @@ namespace {
 // A source off by 64 bytes costs a third of the H2D rate on PCIe 5.0; CUDA's allocators give 512.
 constexpr std::size_t block_alignment = 512;
 
+constexpr std::size_t page_bytes = 4096;
+constexpr std::size_t largest_capacity = std::size_t{1} << 47;  // user space on x86-64 and arm64
+
 constexpr auto first_pause = std::chrono::microseconds(20);
 constexpr auto longest_pause = std::chrono::microseconds(1000);
+
+std::size_t saturating_sum(std::size_t a, std::size_t b) {
+    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
+}
 
 // One batch of copies shares one event among thousands of blocks: ask the driver once.
 class Completion {
@@ -38,6 +46,15 @@ class Completion {
 
 std::shared_ptr<Arena> Arena::create(std::shared_ptr<Device> device,
                                      const HostMemoryRequest& request) {
+    device->process().require_same_process("this device");
+    if (request.bytes > largest_capacity) {
+        throw Error("InvalidSize",
+                    format_bytes(request.bytes) + " cannot be addressed by a process");
+    }
+    if (request.chunk_bytes == 0 || request.chunk_bytes % page_bytes != 0) {
+        throw Error("InvalidSize", "a chunk is a positive multiple of 4096 bytes, and " +
+                                       std::to_string(request.chunk_bytes) + " is not");
+    }
     auto memory = device->make_host_memory(request);
     return std::shared_ptr<Arena>(new Arena(std::move(device), std::move(memory)));
 }
@@ -54,8 +71,16 @@ Arena::~Arena() {
         return;
     }
     reclaim_retired();
-    if (!retired_.empty()) device_->drain();
-    device_->destroy_host_memory(std::move(memory_));
+    Events pending;
+    for (Retired& entry : retired_) {
+        pending.insert(pending.end(), entry.events.begin(), entry.events.end());
+    }
+    // A copy may be stuck behind its producer: the device takes the memory over, and nothing waits.
+    Device* device = device_.get();
+    const std::shared_ptr<HostMemory> memory = std::move(memory_);
+    device->release_after(std::move(pending), [device, memory]() mutable {
+        device->destroy_host_memory(std::move(memory));
+    });
 }
 
 void Arena::require_usable() const {
@@ -91,7 +116,7 @@ Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool co
         reclaim_retired();
         if (find_ranges(sizes, contiguous, found)) return found;
         const bool late = timeout && std::chrono::steady_clock::now() - start >= *timeout;
-        if (late || retired_bytes() == 0) refuse(sizes, contiguous);
+        if (late || !may_fit_later(sizes, contiguous)) refuse(sizes, contiguous);
         std::this_thread::sleep_for(pause);
         pause = std::min<std::chrono::nanoseconds>(pause * 2, longest_pause);
     }
@@ -151,8 +176,20 @@ std::vector<Blocks> Arena::deal(const std::vector<std::size_t>& sizes, const Ran
     return dealt;
 }
 
+bool Arena::may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const {
+    const std::lock_guard lock(mutex_);
+    if (retired_bytes_ == 0) return false;
+    std::size_t wanted = 0;
+    for (const std::size_t size : sizes) {
+        if (contiguous && size > std::min(free_.capacity(), memory_->chunk_bytes())) return false;
+        wanted = saturating_sum(wanted, free_.rounded(size));
+    }
+    return wanted <= free_.free_bytes() + retired_bytes_;
+}
+
 void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
-    const std::size_t requested = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+    const std::size_t requested =
+        std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}, saturating_sum);
     {
         const std::lock_guard lock(mutex_);
         ++counters_.failures;
@@ -172,7 +209,9 @@ void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
     } else {
         message += "Reload or free what it holds, or make the arena larger";
     }
-    const auto field = [](std::size_t bytes) { return static_cast<std::int64_t>(bytes); };
+    const auto field = [](std::size_t bytes) {
+        return static_cast<std::int64_t>(std::min<std::size_t>(bytes, INT64_MAX));
+    };
     throw Error("ArenaExhausted", message,
                 {{"requested", field(requested)},
                  {"free", field(now.free_bytes)},
@@ -218,11 +257,6 @@ void Arena::reclaim_retired() noexcept {
     } catch (const std::exception&) {
         // As in give_back.
     }
-}
-
-std::size_t Arena::retired_bytes() const {
-    const std::lock_guard lock(mutex_);
-    return retired_bytes_;
 }
 
 void Arena::close() noexcept {

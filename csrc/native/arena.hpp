@@ -77,7 +77,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
     Ranges await_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout);
     std::vector<Blocks> deal(const std::vector<std::size_t>& sizes, const Ranges& ranges);
     void reclaim_retired() noexcept;
-    std::size_t retired_bytes() const;
+    bool may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const;
     [[noreturn]] void refuse(const std::vector<std::size_t>& sizes, bool contiguous);
 
     // Called by a dying block. Never throws.

@@ -40,8 +40,14 @@ void bind_block(py::module_& module) {
         .def_property_readonly("nbytes", &Block::bytes)
         .def_property_readonly("offset", &Block::offset, "Bytes from the start of the arena.")
         .def_property_readonly(
-            "address", [](const Block& block) { return reinterpret_cast<Address>(block.data()); })
+            "address",
+            [](const Block& block) {
+                block.arena()->device()->process().require_same_process("this block");
+                return reinterpret_cast<Address>(block.data());
+            })
         .def_buffer([](Block& block) {
+            // The mapping is not inherited: a child that read it would die.
+            block.arena()->device()->process().require_same_process("this block");
             return py::buffer_info(reinterpret_cast<std::uint8_t*>(block.data()),
                                    static_cast<py::ssize_t>(block.bytes()));
         });
@@ -59,7 +65,7 @@ void bind_arena(py::module_& module) {
     bind_block(module);
     py::class_<Arena, std::shared_ptr<Arena>>(module, "Arena",
                                               "Host memory made once, dealt out as blocks.")
-        .def(py::init(&create), py::kw_only(), py::arg("device"), py::arg("nbytes"),
+        .def(py::init(&create), py::kw_only(), py::arg("device").none(false), py::arg("nbytes"),
              py::arg("chunk_nbytes"), py::arg("numa_node"), py::arg("huge_pages"),
              py::arg("threads"), py::arg("backend") = Backend::automatic, Unlocked())
         .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), Unlocked())

@@ -32,11 +32,11 @@ void bind_transfer(py::module_& module) {
                  const std::size_t bytes = block->bytes();
                  return Piece{std::move(block), address, bytes};
              }),
-             py::arg("block"), py::arg("address"))
+             py::arg("block").none(false), py::arg("address"))
         .def_readonly("nbytes", &Piece::bytes);
 
-    module.def("submit", &submit, py::kw_only(), py::arg("device"), py::arg("direction"),
-               py::arg("pieces"), py::arg("streams"), Unlocked(),
+    module.def("submit", &submit, py::kw_only(), py::arg("device").none(false),
+               py::arg("direction"), py::arg("pieces"), py::arg("streams"), Unlocked(),
                "Queue copies behind all work queued so far on `streams`. Does not block the host.");
 }
 

@@ -41,7 +41,8 @@ CudaDevice::CudaDevice(int index)
 }
 
 CudaDevice::~CudaDevice() {
-    drain();
+    releases_.finish();
+    // Destroying a stream does not wait for it: the driver lets what is queued run on.
     const Scope scope(*context_, std::nothrow);
     if (!scope.ok()) return;
     driver_.stream_destroy(to_host_);
@@ -126,13 +127,13 @@ std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest
     }
 }
 
-void CudaDevice::destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept {
+void CudaDevice::destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept {
     const Scope scope(*context_, std::nothrow);
     if (scope.ok()) {
         memory.reset();
     } else {
         // After a fork or the driver's end there is nothing to give back to.
-        static_cast<void>(memory.release());
+        static_cast<void>(new std::shared_ptr<HostMemory>(std::move(memory)));
     }
 }
 
@@ -143,7 +144,7 @@ Address CudaDevice::allocate(std::size_t bytes) {
     return address;
 }
 
-void CudaDevice::free(Address address, std::size_t) noexcept {
+void CudaDevice::free_now(Address address) noexcept {
     const Scope scope(*context_, std::nothrow);
     if (scope.ok()) driver_.memory_free(address);
 }

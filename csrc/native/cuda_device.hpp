@@ -25,10 +25,12 @@ class CudaDevice final : public Device {
     void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) override;
     void drain() noexcept override;
     std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) override;
-    void destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept override;
+    void destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept override;
     Address allocate(std::size_t bytes) override;
-    void free(Address address, std::size_t bytes) noexcept override;
     std::unique_ptr<OwnedStream> create_stream() override;
+
+  protected:
+    void free_now(Address address) noexcept override;
 
   private:
     using Scope = cuda::PrimaryContext::Scope;

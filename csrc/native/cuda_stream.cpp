@@ -1,5 +1,7 @@
 #include "cuda_stream.hpp"
 
+#include <thread>
+
 #include "error.hpp"
 
 namespace pinferry {
@@ -25,9 +27,15 @@ CudaStream::~CudaStream() {
     release();
     const Scope scope(*context_, std::nothrow);
     if (!scope.ok()) return;
-    driver_.stream_synchronize(stream_);
+    const auto deadline = std::chrono::steady_clock::now() + farewell;
+    while (driver_.stream_query(stream_) == cuda::error_not_ready &&
+           std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    const bool idle = driver_.stream_query(stream_) == cuda::success;
     driver_.stream_destroy(stream_);
-    driver_.host_free(const_cast<std::uint32_t*>(latch_));
+    // A stream that is stuck elsewhere may still read the word.
+    if (idle) driver_.host_free(const_cast<std::uint32_t*>(latch_));
 }
 
 void CudaStream::fill(Address target, unsigned char value, std::size_t bytes) {

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
+#include "deferred_releases.hpp"
 #include "event.hpp"
 #include "host_memory.hpp"
 #include "process.hpp"
@@ -75,6 +79,15 @@ class Device {
     // Milliseconds between two complete, timed events.
     virtual double elapsed_ms(const Event& start, const Event& end) const = 0;
 
+    // The last event behind the copies of each direction, told by whoever queues them.
+    void note_copies(Direction direction, std::shared_ptr<Event> end);
+    Events copies_in_flight() const;
+
+    // Calls `release` when every event is complete: at once, or in a later call. Never blocks.
+    void release_after(Events events, std::function<void()> release) noexcept {
+        releases_.add(std::move(events), std::move(release));
+    }
+
     // Queues one contiguous copy on the copy stream of its direction. The host range must lie
     // within one chunk of memory from make_host_memory().
     virtual void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) = 0;
@@ -86,17 +99,25 @@ class Device {
     // Throws Error("InvalidArgument") for a backend that the device does not have.
     virtual std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) = 0;
     // Gives it back under the device's context. Never throws.
-    virtual void destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept = 0;
+    virtual void destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept = 0;
 
     virtual Address allocate(std::size_t bytes) = 0;
-    virtual void free(Address address, std::size_t bytes) noexcept = 0;
+    // Frees it once the copies in flight have ended. Never blocks.
+    void free(Address address) noexcept;
 
     virtual std::unique_ptr<OwnedStream> create_stream() = 0;
 
     const ProcessTag& process() const noexcept { return process_; }
 
+  protected:
+    virtual void free_now(Address address) noexcept = 0;
+
+    DeferredReleases releases_;
+
   private:
     ProcessTag process_;
+    mutable std::mutex mutex_;
+    std::array<std::shared_ptr<Event>, 2> last_copies_;  // by direction; guarded by mutex_
 };
 
 }  // namespace pinferry

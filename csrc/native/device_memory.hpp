@@ -11,7 +11,7 @@ class DeviceMemory {
   public:
     DeviceMemory(std::shared_ptr<Device> device, std::size_t bytes)
         : device_(std::move(device)), bytes_(bytes), address_(device_->allocate(bytes)) {}
-    ~DeviceMemory() { device_->free(address_, bytes_); }
+    ~DeviceMemory() { device_->free(address_); }
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
 

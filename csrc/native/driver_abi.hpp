@@ -60,6 +60,7 @@ constexpr int api_version = 12000;
     X(fill, cuMemsetD8Async, (DevicePtr, unsigned char, std::size_t, Stream))               \
     X(stream_create, cuStreamCreate, (Stream*, unsigned))                                   \
     X(stream_destroy, cuStreamDestroy, (Stream))                                            \
+    X(stream_query, cuStreamQuery, (Stream))                                                \
     X(stream_synchronize, cuStreamSynchronize, (Stream))                                    \
     X(stream_wait_event, cuStreamWaitEvent, (Stream, EventHandle, unsigned))                \
     X(stream_wait_value, cuStreamWaitValue32, (Stream, DevicePtr, std::uint32_t, unsigned)) \

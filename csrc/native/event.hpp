@@ -21,6 +21,10 @@ class Event {
     virtual bool synchronize(std::optional<std::chrono::nanoseconds> timeout) const = 0;
 };
 
+// How long destructors wait for work that should be about to end, before they let go of it
+// unfinished.
+constexpr auto farewell = std::chrono::seconds(1);
+
 using Events = std::vector<std::shared_ptr<Event>>;
 
 }  // namespace pinferry

@@ -71,7 +71,7 @@ std::unique_ptr<HostMemory> HostDevice::make_host_memory(const HostMemoryRequest
     return std::make_unique<UnpinnedMemory>(request.bytes, request.chunk_bytes, request.pages);
 }
 
-void HostDevice::destroy_host_memory(std::unique_ptr<HostMemory> memory) noexcept {
+void HostDevice::destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept {
     memory.reset();
 }
 
@@ -86,9 +86,7 @@ Address HostDevice::allocate(std::size_t bytes) {
     return reinterpret_cast<Address>(memory);
 }
 
-void HostDevice::free(Address address, std::size_t) noexcept {
-    std::free(reinterpret_cast<void*>(address));
-}
+void HostDevice::free_now(Address address) noexcept { std::free(reinterpret_cast<void*>(address)); }
 
 std::unique_ptr<OwnedStream> HostDevice::create_stream() {
     process().require_same_process("the CPU device");

@@ -6,68 +6,80 @@
 
 namespace pinferry {
 
-bool HostEvent::complete() const noexcept {
-    const std::lock_guard lock(mutex_);
-    return complete_;
+HostEvent::~HostEvent() {
+    // Destroying a condition that a thread of the parent waits for would hang the child.
+    if (process_.forked()) static_cast<void>(waiting_.release());
 }
 
 bool HostEvent::synchronize(std::optional<std::chrono::nanoseconds> timeout) const {
-    std::unique_lock lock(mutex_);
-    const auto done = [this] { return complete_; };
-    if (timeout) return changed_.wait_for(lock, *timeout, done);
-    changed_.wait(lock, done);
+    std::unique_lock lock(waiting_->mutex);
+    const auto done = [this] { return complete(); };
+    if (timeout) return waiting_->changed.wait_for(lock, *timeout, done);
+    waiting_->changed.wait(lock, done);
     return true;
 }
 
 void HostEvent::set() noexcept {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(waiting_->mutex);
     time_ = Clock::now();
-    complete_ = true;
-    changed_.notify_all();
+    complete_.store(true, std::memory_order_release);
+    waiting_->changed.notify_all();
 }
 
-HostEvent::Clock::time_point HostEvent::time() const {
-    const std::lock_guard lock(mutex_);
-    return time_;
-}
-
-HostStream::HostStream() : worker_([this] { run(); }) {}
+HostStream::HostStream()
+    : queue_(std::make_shared<Queue>()), worker_([queue = queue_] { run(*queue); }) {}
 
 HostStream::~HostStream() {
     if (process_.forked()) {
-        worker_.detach();  // the thread exists in the parent only
+        // The worker exists in the parent only, and its condition cannot be destroyed here.
+        worker_.detach();
+        static_cast<void>(new std::shared_ptr<Queue>(std::move(queue_)));
         return;
     }
     release();
-    {
-        const std::lock_guard lock(mutex_);
-        stopping_ = true;
+    std::unique_lock lock(queue_->mutex);
+    queue_->stopping = true;
+    queue_->changed.notify_all();
+    const bool ended = queue_->changed.wait_for(
+        lock, farewell, [this] { return queue_->work.empty() && !queue_->busy; });
+    lock.unlock();
+    if (ended) {
+        worker_.join();
+    } else {
+        worker_.detach();
     }
-    queued_.notify_one();
-    worker_.join();
 }
 
-void HostStream::run() {
+void HostStream::run(Queue& queue) {
+    std::unique_lock lock(queue.mutex);
     while (true) {
-        std::function<void()> work;
+        queue.changed.wait(lock, [&] { return queue.stopping || !queue.work.empty(); });
+        if (queue.work.empty()) return;
         {
-            std::unique_lock lock(mutex_);
-            queued_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-            if (queue_.empty()) return;
-            work = std::move(queue_.front());
-            queue_.pop_front();
+            const std::function<void()> work = std::move(queue.work.front());
+            queue.work.pop_front();
+            queue.busy = true;
+            lock.unlock();
+            work();
         }
-        work();
+        lock.lock();
+        queue.busy = false;
+        queue.changed.notify_all();
     }
 }
 
 void HostStream::run_later(std::function<void()> work) {
     process_.require_same_process("this CPU stream");
     {
-        const std::lock_guard lock(mutex_);
-        queue_.push_back(std::move(work));
+        const std::lock_guard lock(queue_->mutex);
+        queue_->work.push_back(std::move(work));
     }
-    queued_.notify_one();
+    queue_->changed.notify_all();
+}
+
+bool HostStream::idle() const {
+    const std::lock_guard lock(queue_->mutex);
+    return queue_->work.empty() && !queue_->busy;
 }
 
 void HostStream::fill(Address target, unsigned char value, std::size_t bytes) {
@@ -93,16 +105,18 @@ void HostStream::wait(std::shared_ptr<const HostEvent> event) {
 void HostStream::hold() {
     auto latch = std::make_shared<HostEvent>();
     {
-        const std::lock_guard lock(mutex_);
-        if (latch_)
+        const std::lock_guard lock(latch_mutex_);
+        if (latch_) {
             throw Error("InvalidArgument", "this stream is held already; release() it first");
+        }
         latch_ = latch;
     }
     wait(latch);
 }
 
 void HostStream::release() noexcept {
-    const std::lock_guard lock(mutex_);
+    if (process_.forked()) return;
+    const std::lock_guard lock(latch_mutex_);
     if (latch_) latch_->set();
     latch_.reset();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -16,21 +17,31 @@ class HostEvent final : public Event, public std::enable_shared_from_this<HostEv
   public:
     using Clock = std::chrono::steady_clock;
 
-    bool complete() const noexcept override;
+    HostEvent() : waiting_(std::make_unique<Waiting>()) {}
+    ~HostEvent() override;
+
+    bool complete() const noexcept override { return complete_.load(std::memory_order_acquire); }
     bool synchronize(std::optional<std::chrono::nanoseconds> timeout) const override;
 
     void set() noexcept;
-    Clock::time_point time() const;
+    // When it was set; only for a complete event.
+    Clock::time_point time() const noexcept { return time_; }
 
   private:
-    mutable std::mutex mutex_;
-    mutable std::condition_variable changed_;
-    bool complete_ = false;   // guarded by mutex_
-    Clock::time_point time_;  // guarded by mutex_
+    struct Waiting {
+        std::mutex mutex;
+        std::condition_variable changed;
+    };
+
+    ProcessTag process_;
+    std::unique_ptr<Waiting> waiting_;
+    std::atomic<bool> complete_{false};
+    Clock::time_point time_;  // written before complete_
 };
 
 // A worker thread that runs what is queued, in order: the CPU's stand-in for a CUDA stream.
-// Destruction runs everything queued (releasing a held latch first), then joins.
+// Destruction opens a held latch and waits a moment for what is queued; a stream that is stuck
+// behind another one runs on by itself.
 class HostStream final : public OwnedStream {
   public:
     HostStream();
@@ -45,18 +56,26 @@ class HostStream final : public OwnedStream {
 
     std::shared_ptr<HostEvent> record();
     void wait(std::shared_ptr<const HostEvent> event);
+    bool idle() const;
     // Queues any work; it must not throw.
     void run_later(std::function<void()> work);
 
   private:
-    void run();
+    // What the worker shares with the stream, and outlives it with.
+    struct Queue {
+        std::mutex mutex;
+        std::condition_variable changed;
+        std::deque<std::function<void()>> work;  // guarded by mutex
+        bool busy = false;                       // guarded by mutex
+        bool stopping = false;                   // guarded by mutex
+    };
+
+    static void run(Queue& queue);
 
     ProcessTag process_;
-    std::mutex mutex_;
-    std::condition_variable queued_;
-    std::deque<std::function<void()>> queue_;  // guarded by mutex_
-    bool stopping_ = false;                    // guarded by mutex_
-    std::shared_ptr<HostEvent> latch_;         // guarded by mutex_
+    std::shared_ptr<Queue> queue_;
+    std::mutex latch_mutex_;
+    std::shared_ptr<HostEvent> latch_;  // guarded by latch_mutex_
     std::thread worker_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <unordered_set>
 
+#include "error.hpp"
+
 namespace pinferry {
 namespace {
 
@@ -31,13 +33,20 @@ Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction,
     }
     auto end = device->record(copy_stream, true);
     for (const Piece& piece : pieces) piece.block->add_use(end);
+    device->note_copies(direction, end);
     return Ticket(device, std::move(start), std::move(end), bytes);
 }
 
 }  // namespace
 
 void Ticket::wait(StreamHandle stream) const {
-    if (end_) device_->wait(stream, *end_);
+    if (end_) device_->wait(stream, *end_);  // refuses by itself after a fork
+}
+
+bool Ticket::synchronize(Timeout timeout) const {
+    if (!end_) return true;
+    device_->process().require_same_process("this ticket");
+    return end_->synchronize(timeout);
 }
 
 std::optional<double> Ticket::elapsed_ms() const {
@@ -50,6 +59,11 @@ Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
               const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams) {
     device->process().require_same_process("this transfer engine");
     if (pieces.empty()) return Ticket();
+    for (const Piece& piece : pieces) {
+        if (piece.block->arena()->device() == device) continue;
+        throw Error("WrongDevice",
+                    "a block belongs to an arena of another device; make one for this device");
+    }
     try {
         return queue_copies(device, direction, pieces, streams);
     } catch (...) {

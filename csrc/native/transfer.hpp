@@ -31,7 +31,7 @@ class Ticket {
     // Makes what is queued on `stream` from now on wait for the copies.
     void wait(StreamHandle stream) const;
     // Blocks the host. False when `timeout` passed first.
-    bool synchronize(Timeout timeout) const { return !end_ || end_->synchronize(timeout); }
+    bool synchronize(Timeout timeout) const;
     // Milliseconds from the first copy's start to the last one's end; nothing before that.
     std::optional<double> elapsed_ms() const;
     std::size_t bytes() const noexcept { return bytes_; }

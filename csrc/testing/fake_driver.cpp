@@ -232,6 +232,10 @@ Result cuStreamSynchronize(Stream stream) {
     stream_of(stream)->synchronize();
     return success;
 }
+Result cuStreamQuery(Stream stream) {
+    FAKE_FREE("cuStreamQuery")
+    return stream_of(stream)->idle() ? success : error_not_ready;
+}
 Result cuStreamWaitEvent(Stream stream, EventHandle event, unsigned) {
     FAKE_CALL("cuStreamWaitEvent")
     const auto recorded = event_of(event)->recorded;

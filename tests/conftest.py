@@ -1,0 +1,86 @@
+"""Devices for every test: the CPU, the fake CUDA driver, and a real GPU where there is one."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pinferry import _native
+from tests.fake_driver import FakeDriver, build_fake_driver
+from tests.workbench import Workbench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FAILED = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where the real driver offers none."""
+    needy = [item for item in items if item.get_closest_marker("gpu")]
+    if needy and _native.device_count() == 0:
+        for item in needy:
+            item.add_marker(pytest.mark.skip(reason=f"no GPU: {_native.driver_status()}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember failures: the traceback of a failed test keeps its objects alive."""
+    item.stash[FAILED] = item.stash.get(FAILED, False) or call.excinfo is not None
+    return (yield)
+
+
+@pytest.fixture(scope="session")
+def fake_driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of the fake driver, built for this run."""
+    return build_fake_driver(tmp_path_factory.mktemp("fake_driver"))
+
+
+@pytest.fixture
+def fake_gpu(request: pytest.FixtureRequest, fake_driver_library: Path) -> Iterator[FakeDriver]:
+    """Put the fake driver in the place of libcuda, and see that the test leaves nothing in it."""
+    # Where a debugger would find the last failure, which keeps the objects of that test alive.
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        sys.__dict__.pop(name, None)
+    gc.collect()
+    fake = FakeDriver(fake_driver_library)
+    fake.reset()
+    _native._use_driver_library(fake.path)
+    yield fake
+    _native._use_driver_library("")
+    fake.reset()
+    if not request.node.stash.get(FAILED, False):
+        # pytest holds the values of fixtures that are torn down already.
+        request.node.funcargs.clear()
+        assert fake.leaks() == {}
+
+
+@pytest.fixture(
+    params=["host", "fake", pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def make_device(request: pytest.FixtureRequest) -> Callable[[], _native.Device]:
+    """Make devices of one sort; every contract test runs over all of them."""
+    if request.param == "host":
+        return _native.HostDevice
+    if request.param == "fake":
+        request.getfixturevalue("fake_gpu")
+    return partial(_native.CudaDevice, 0)
+
+
+@pytest.fixture
+def device(make_device: Callable[[], _native.Device]) -> _native.Device:
+    """Return one device of that sort."""
+    return make_device()
+
+
+@pytest.fixture
+def workbench(make_device: Callable[[], _native.Device]) -> Iterator[Workbench]:
+    """Return a device with what a test needs around it."""
+    bench = Workbench(make_device(), make_device())
+    yield bench
+    bench.close()

@@ -1,0 +1,72 @@
+"""The fake CUDA driver of csrc/testing, built with g++ and steered through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("csrc/testing/fake_driver.cpp", "csrc/native/host_stream.cpp", "csrc/native/process.cpp")
+KINDS = ("context", "stream", "event", "registration", "host", "device")
+
+
+def build_fake_driver(folder: Path) -> Path:
+    """Compile the fake driver into `folder`, so that it always matches the sources under test."""
+    library = folder / "libpinferry_fake_driver.so"
+    options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-pthread"]
+    built = subprocess.run(
+        ["g++", *options, *SOURCES, "-o", str(library)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if built.returncode != 0:
+        raise RuntimeError(
+            f"the fake driver does not build; try `make fake-driver`\n{built.stderr}"
+        )
+    return library
+
+
+class FakeDriver:
+    """Makes the fake driver's calls fail and counts what it keeps alive."""
+
+    def __init__(self, library: Path) -> None:
+        self.path = str(library)
+        self._library = ctypes.CDLL(self.path)
+        self._library.fake_live.restype = ctypes.c_long
+        self._library.fake_calls.restype = ctypes.c_long
+        self._tolerated = self.live()
+
+    def fail_nth(self, n: int, code: int = 999) -> None:
+        """Let the n-th call from now fail; 1 is the next. Calls that free are not counted."""
+        self._library.fake_fail_nth(ctypes.c_long(n), code)
+
+    def fail_call(self, name: str, code: int = 999) -> None:
+        """Let every call of `name` fail; code 0 ends it."""
+        self._library.fake_fail_call(name.encode(), code)
+
+    def calls(self) -> int:
+        """Return how many calls that can fail were made since reset()."""
+        return int(self._library.fake_calls())
+
+    def reset(self) -> None:
+        """Let nothing fail any more and count calls from 0."""
+        self._library.fake_reset()
+
+    def live(self) -> dict[str, int]:
+        """Return how many objects of each kind are alive."""
+        return {kind: int(self._library.fake_live(kind.encode())) for kind in KINDS}
+
+    def tolerate_leaks(self) -> None:
+        """Take what is alive now as given: for tests in which frees were made to fail."""
+        gc.collect()
+        self._tolerated = self.live()
+
+    def leaks(self) -> dict[str, int]:
+        """Return what is alive beyond what was when the test began."""
+        gc.collect()
+        excess = {kind: n - self._tolerated[kind] for kind, n in self.live().items()}
+        return {kind: n for kind, n in excess.items() if n != 0}

@@ -1,0 +1,209 @@
+"""A child made by fork uses nothing of its parent's and frees nothing of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import traceback
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pinferry import _native
+from pinferry._native import Direction
+from pinferry.errors import ForkedProcess
+from pinferry.pool import PinnedBlock
+from tests.workbench import LATE, MIB, content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fake_driver import FakeDriver
+
+pytestmark = pytest.mark.parametrize("make_device", ["host", "fake"], indirect=True)
+
+
+def status_of_child(body: Callable[[], None]) -> int:
+    """Run `body` in a child; return its exit code, or minus the signal that ended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads run; that is the point
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(5)
+        try:
+            body()
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class Flight:
+    """An offload in flight, held by a latch, and everything that it needs."""
+
+    def __init__(self, device: _native.Device) -> None:
+        self.device = device
+        self.arena = self.make_arena()
+        self.block = self.arena.allocate(512, 0.0)
+        self.memory = device.allocate(512)
+        self.stream = device.create_stream()
+        self.stream.hold()
+        self.stream.fill(self.memory.address, 7, 512)
+        self.ticket = self.submit()
+
+    def make_arena(self) -> _native.Arena:
+        return _native.Arena(
+            device=self.device,
+            nbytes=4 * MIB,
+            chunk_nbytes=2 * MIB,
+            numa_node=None,
+            huge_pages=False,
+            threads=1,
+        )
+
+    def submit(self) -> _native.Ticket:
+        return _native.submit(
+            device=self.device,
+            direction=Direction.TO_HOST,
+            pieces=[_native.Piece(self.block, self.memory.address)],
+            streams=[self.stream.handle],
+        )
+
+    def land(self) -> None:
+        """Let the copy run and check that the parent's world is whole."""
+        self.stream.release()
+        assert self.ticket.synchronize(LATE)
+        assert content(self.block) == b"\x07" * 512
+        assert self.arena.allocate(2 * MIB, 0.0).nbytes == 2 * MIB
+        assert self.submit().synchronize(LATE)
+
+
+def test_the_memory_of_a_block_cannot_be_reached_in_a_child(
+    make_device: Callable[[], _native.Device],
+) -> None:
+    flight = Flight(make_device())
+
+    def body() -> None:
+        with pytest.raises(BufferError) as caught:
+            memoryview(flight.block)
+        assert isinstance(caught.value.__cause__, ForkedProcess)
+
+    status = status_of_child(body)
+    flight.land()
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda flight: flight.arena.allocate(1, 0.0), id="allocate"),
+        pytest.param(lambda flight: flight.arena.allocate(1, None), id="allocate-wait"),
+        pytest.param(lambda flight: flight.arena.try_allocate(1), id="try_allocate"),
+        pytest.param(lambda flight: flight.arena.allocate_extents([1], 0.0), id="extents"),
+        pytest.param(lambda flight: flight.make_arena(), id="arena"),
+        pytest.param(lambda flight: flight.submit(), id="submit"),
+        pytest.param(lambda flight: flight.ticket.wait(flight.stream.handle), id="wait"),
+        pytest.param(lambda flight: flight.ticket.synchronize(0.1), id="poll"),
+        pytest.param(lambda flight: flight.ticket.synchronize(None), id="synchronize"),
+        pytest.param(lambda flight: flight.device.create_stream(), id="create_stream"),
+        pytest.param(lambda flight: flight.stream.synchronize(), id="stream-synchronize"),
+        pytest.param(
+            lambda flight: flight.stream.fill(flight.memory.address, 1, 1), id="stream-fill"
+        ),
+        pytest.param(
+            lambda flight: flight.stream.copy(flight.memory.address, flight.memory.address, 1),
+            id="stream-copy",
+        ),
+        pytest.param(lambda flight: flight.block.address, id="address"),
+        pytest.param(lambda flight: PinnedBlock(flight.block).numpy(), id="numpy"),
+    ],
+)
+def test_use_in_a_child_is_refused(
+    make_device: Callable[[], _native.Device], use: Callable[[Flight], object]
+) -> None:
+    flight = Flight(make_device())
+
+    def body() -> None:
+        with pytest.raises(ForkedProcess, match="parent process"):
+            use(flight)
+
+    status = status_of_child(body)
+    flight.land()
+    assert status == 0
+
+
+def test_a_child_may_ask_questions(make_device: Callable[[], _native.Device]) -> None:
+    flight = Flight(make_device())
+
+    def body() -> None:
+        assert not flight.ticket.done()
+        assert flight.ticket.elapsed_ms is None
+        assert flight.arena.stats().used_bytes == 512
+        flight.stream.release()
+        flight.arena.close()
+        assert flight.arena.closed
+
+    status = status_of_child(body)
+    flight.land()
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ["ticket", "block", "arena", "memory", "stream", "device"],
+        ["device", "stream", "memory", "arena", "block", "ticket"],
+        ["stream", "ticket", "arena", "block", "device", "memory"],
+    ],
+    ids="-".join,
+)
+def test_objects_that_die_in_a_child_free_nothing_of_the_parent(
+    make_device: Callable[[], _native.Device],
+    order: list[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    fake: FakeDriver | None = None
+    if "fake" in request.node.callspec.params["make_device"]:
+        fake = request.getfixturevalue("fake_gpu")
+    flight = Flight(make_device())
+
+    def body() -> None:
+        before = fake.live() if fake else {}
+        for name in order:
+            delattr(flight, name)
+            gc.collect()
+        assert (fake.live() if fake else {}) == before
+
+    status = status_of_child(body)
+    flight.land()
+    assert status == 0
+
+
+def test_idle_objects_die_in_a_child_too(make_device: Callable[[], _native.Device]) -> None:
+    flight = Flight(make_device())
+    flight.land()
+
+    def body() -> None:
+        for name in ("device", "stream", "memory", "arena", "block", "ticket"):
+            delattr(flight, name)
+            gc.collect()
+
+    assert status_of_child(body) == 0
+    flight.land()
+
+
+def test_a_child_can_work_with_a_device_of_its_own(
+    make_device: Callable[[], _native.Device],
+) -> None:
+    flight = Flight(make_device())
+
+    def body() -> None:
+        own = Flight(make_device())
+        own.land()
+
+    status = status_of_child(body)
+    flight.land()
+    assert status == 0

@@ -1,0 +1,114 @@
+"""Objects that die, and interpreters that exit, while copies are held or under way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pinferry
+
+SOURCES = Path(pinferry.__file__).parents[1]
+
+PREAMBLE = """
+import gc, sys
+from pinferry import _native
+if sys.argv[1] == "fake":
+    _native._use_driver_library(sys.argv[2])
+NBYTES = 32 << 20
+device = _native.HostDevice() if sys.argv[1] == "host" else _native.CudaDevice(0)
+arena = _native.Arena(device=device, nbytes=NBYTES, chunk_nbytes=NBYTES, numa_node=None,
+                      huge_pages=False, threads=1)
+block = arena.allocate(NBYTES, 0.0)
+memory = device.allocate(NBYTES)
+stream = device.create_stream()
+stream.fill(memory.address, 1, NBYTES)
+stream.synchronize()
+def submit(direction):
+    return _native.submit(device=device, direction=direction,
+                          pieces=[_native.Piece(block, memory.address)], streams=[stream.handle])
+"""
+
+devices = pytest.mark.parametrize(
+    "kind", ["host", "fake", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+directions = pytest.mark.parametrize("direction", ["TO_HOST", "TO_DEVICE"])
+
+
+def run(script: str, kind: str, fake_driver_library: Path) -> None:
+    """Run `script` in an interpreter of its own, which must end well and soon."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-", kind, str(fake_driver_library)],
+            input=PREAMBLE + script,
+            env={"PYTHONPATH": str(SOURCES)},
+            capture_output=True,
+            text=True,
+            timeout=8,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as hung:
+        pytest.fail(f"the interpreter hangs; it had printed {hung.stdout!r}")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "end of script\n")
+
+
+@devices
+@pytest.mark.parametrize("held", [False, True], ids=["running", "held"])
+@pytest.mark.parametrize(
+    "order",
+    ["device arena block memory stream ticket", "stream block ticket memory device arena"],
+)
+def test_an_interpreter_exits_with_copies_in_flight(
+    fake_driver_library: Path, kind: str, held: bool, order: str
+) -> None:
+    """A list lets go of its last element first."""
+    script = f"""
+if {held}: stream.hold()
+ticket = submit(_native.Direction.TO_HOST)
+objects = [globals().pop(name) for name in reversed({order.split()})]
+print("end of script", flush=True)
+"""
+    run(script, kind, fake_driver_library)
+
+
+@devices
+@directions
+def test_every_reference_may_be_dropped_right_after_submission(
+    fake_driver_library: Path, kind: str, direction: str
+) -> None:
+    """Only the latch is kept, and the device memory, whose owner must outlive the copies."""
+    script = f"""
+stream.hold()
+memoryview(block)[:] = b"\\x05" * NBYTES
+submit(_native.Direction.{direction})
+spare = device
+del block, arena, device
+gc.collect()
+stream.release()
+device = spare
+arena = _native.Arena(device=device, nbytes=NBYTES, chunk_nbytes=NBYTES, numa_node=None,
+                      huge_pages=False, threads=1)
+block = arena.allocate(NBYTES, 0.0)
+assert submit(_native.Direction.TO_HOST).synchronize(10.0)
+expected = 5 if "{direction}" == "TO_DEVICE" else 1
+assert bytes(memoryview(block)) == bytes([expected]) * NBYTES
+print("end of script", flush=True)
+"""
+    run(script, kind, fake_driver_library)
+
+
+@devices
+def test_device_memory_that_dies_under_a_copy_is_given_back_after_it(
+    fake_driver_library: Path, kind: str
+) -> None:
+    """As cuMemFree does it, which waits for the device."""
+    script = """
+ticket = submit(_native.Direction.TO_HOST)
+del memory
+assert ticket.synchronize(10.0)
+assert bytes(memoryview(block)) == b"\\x01" * NBYTES
+print("end of script", flush=True)
+"""
+    run(script, kind, fake_driver_library)
