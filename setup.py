@@ -29,11 +29,11 @@ FIRST_CXX20_TORCH = (2, 12)
 
 def extension(name: str, folder: str) -> Extension:
     """Return the extension `name`, made of every C++ file in `csrc/folder`."""
-    sources = sorted(str(path) for path in Path("csrc", folder).glob("*.cpp"))
-    headers = sorted(str(path) for path in Path("csrc").glob("*/*.hpp"))
-    return Extension(
-        name, sources, depends=headers, language="c++", extra_compile_args=[*COMPILE_ARGS]
+    sources, headers = (
+        sorted(str(path) for path in Path("csrc", folder).glob(pattern))
+        for pattern in ("*.cpp", "*.hpp")
     )
+    return Extension(name, sources, depends=headers, language="c++")
 
 
 def system_includes(*folders: str) -> list[str]:
@@ -57,8 +57,12 @@ def pybind11_include() -> str:
 
 def configure_native(native: Extension) -> None:
     """Complete the core: pybind11's headers, no PyTorch, no CUDA."""
-    native.extra_compile_args += ["-std=c++17", *system_includes(pybind11_include())]
-    native.extra_link_args += ["-pthread", "-ldl"]
+    native.extra_compile_args = [
+        *COMPILE_ARGS,
+        "-std=c++17",
+        *system_includes(pybind11_include()),
+    ]
+    native.extra_link_args = ["-pthread", "-ldl"]
 
 
 def configure_bridge(bridge: Extension) -> bool:
@@ -70,18 +74,19 @@ def configure_bridge(bridge: Extension) -> bool:
         print(f"{BRIDGE} is not built now ({error}); it will be at its first use.")  # noqa: T201
         return False
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    bridge.extra_compile_args += [
+    bridge.extra_compile_args = [
+        *COMPILE_ARGS,
         "-std=c++20" if (major, minor) >= FIRST_CXX20_TORCH else "-std=c++17",
         *system_includes(*cpp_extension.include_paths()),
     ]
-    bridge.define_macros += [
+    bridge.define_macros = [
         ("PINFERRY_TORCH_VERSION", f'"{torch.__version__}"'),
         ("TORCH_EXTENSION_NAME", BRIDGE.rpartition(".")[2]),
         ("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI))),  # noqa: SLF001
     ]
     # No run path: `import torch` has loaded these libraries before the bridge is imported. Only
     # those that the bridge calls into are kept.
-    bridge.extra_link_args += [
+    bridge.extra_link_args = [
         "-Wl,--as-needed",
         *(f"-L{folder}" for folder in cpp_extension.library_paths()),
         "-lc10",

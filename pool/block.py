@@ -27,7 +27,7 @@ class PinnedBlock:
     """A contiguous range of a `PinnedArena`, from `PinnedArena.alloc`.
 
     Its memory returns to the arena when the block and every view of it (`tensor`, `numpy`,
-    ``memoryview``) are gone, and a copy that still uses it is complete. `free` only lets go of the
+    `memoryview`) are gone, and a copy that still uses it is complete. `free` only lets go of the
     block's own hold. Views stay valid until they die, even if the block was freed or the arena
     closed.
     """
@@ -71,6 +71,10 @@ class PinnedBlock:
             raise BlockFreed("this block was freed already; free it once")
         self._native = None
 
+    def memoryview(self) -> memoryview:
+        """Return the bytes as a flat buffer that keeps the block's memory."""
+        return self._bytes().data
+
     def numpy(
         self, dtype: DTypeLike = np.uint8, shape: Sequence[int] | int | None = None
     ) -> NDArray[Any]:
@@ -89,6 +93,8 @@ class PinnedBlock:
             If the block does not hold that.
         """
         kind = np.dtype(dtype)
+        if kind.itemsize == 0 or kind.hasobject:
+            raise InvalidArgument(f"elements of {kind} do not lie in memory; choose another type")
         flat = self._bytes()
         return (
             self._cut(flat, kind.itemsize, shape, str(kind))

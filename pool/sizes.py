@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
+from decimal import Decimal
 from typing import SupportsIndex
 
 from pinferry.errors import InvalidSize
@@ -13,6 +15,8 @@ __all__ = ["format_bytes", "parse_size"]
 _UNITS = {
     "": 1,
     "b": 1,
+    "byte": 1,
+    "bytes": 1,
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
@@ -25,6 +29,7 @@ _UNITS = {
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 # Addresses have 47 bits in user space: no size beyond that can ever be mapped.
 _LARGEST = 2**47
+_MOST_DIGITS = 20
 
 
 def parse_size(size: SupportsIndex | str) -> int:
@@ -48,21 +53,26 @@ def parse_size(size: SupportsIndex | str) -> int:
     >>> parse_size("1.5 GB")
     1500000000
     """
-    if isinstance(size, str):
-        nbytes = _parse_text(size)
-    elif isinstance(size, bool) or not isinstance(size, SupportsIndex):
-        raise InvalidSize(f"a size is a number of bytes or text such as '8GiB', not {size!r}")
-    else:
-        nbytes = operator.index(size)
+    nbytes = _parse_text(size) if isinstance(size, str) else _index(size)
     if nbytes < 0:
-        raise InvalidSize(f"a size cannot be negative, and {size!r} is", requested=nbytes)
+        raise InvalidSize("a size cannot be negative", requested=max(nbytes, -(2**63)))
     if nbytes > _LARGEST:
         raise InvalidSize(
-            f"{size!r} is {nbytes} bytes, beyond the {format_bytes(_LARGEST)} that a process can "
-            "address; check the unit",
-            requested=nbytes,
+            f"the size is beyond the {format_bytes(_LARGEST)} that a process can address; "
+            "check the unit",
+            requested=min(nbytes, 2**63 - 1),
         )
     return nbytes
+
+
+def _index(size: object) -> int:
+    # Booleans count as integers for Python and PyTorch, but not for people.
+    is_bool = isinstance(size, bool) or "bool" in str(getattr(size, "dtype", ""))
+    if isinstance(size, SupportsIndex) and not is_bool:
+        with contextlib.suppress(TypeError):  # a tensor of several elements
+            return operator.index(size)
+    kind = type(size).__name__
+    raise InvalidSize(f"a size is a number of bytes or text such as '8GiB', not a {kind}")
 
 
 def _parse_text(text: str) -> int:
@@ -70,10 +80,13 @@ def _parse_text(text: str) -> int:
     unit = match and _UNITS.get(match[2].lower())
     if not match or unit is None:
         raise InvalidSize(
-            f"{text!r} is no size; write bytes or a number with one of "
+            f"{text[:40]!r} is no size; write bytes or a number with one of "
             "B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024)"
         )
-    return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    number = match[1]
+    if len(number.partition(".")[0]) > _MOST_DIGITS:
+        return _LARGEST + 1
+    return round(Decimal(number) * unit) if "." in number else int(number) * unit
 
 
 def format_bytes(nbytes: int) -> str:
@@ -92,6 +105,6 @@ def format_bytes(nbytes: int) -> str:
         return f"{nbytes} bytes"
     for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         value /= 1024
-        if value < 1024 or unit == "PiB":
+        if round(value, 2) < 1024 or unit == "PiB":
             break
     return f"{sign}{value:.2f} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from pinferry.errors import UnknownCategory
+from pinferry.errors import InvalidArgument, UnknownCategory
 
 __all__ = ["Category", "Include", "parse_include"]
 
@@ -50,11 +50,15 @@ def parse_include(include: Include) -> frozenset[Category]:
     """
     if include is None:
         return frozenset(Category)
-    names = [include] if isinstance(include, str) else list(include)
+    if not isinstance(include, Iterable):
+        raise InvalidArgument(f"include={include!r}: give a category, several, or None for all")
     known = {category.value: category for category in Category}
+    chosen = set()
+    names: Iterable[object] = [include] if isinstance(include, str) else include
     for name in names:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise UnknownCategory(
                 f"{name!r} is no category of state; choose from {', '.join(known)}", name=str(name)
             )
-    return frozenset(known[name] for name in names)
+        chosen.add(known[name])
+    return frozenset(chosen)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pinferry.errors import InvalidArgument, NotOffloaded
 from pinferry.states.categories import Category, parse_include
-from pinferry.states.discovery import discover
+from pinferry.states.discovery import discover, survey
 from pinferry.states.memory import MemoryReading, read_memory
 from pinferry.states.reclaim import ReclaimReport, measure_reclaim
 from pinferry.transfer import TransferEngine, storage_key
@@ -74,7 +74,8 @@ class StateOffloader:
         self._optimizer = optimizer
         self._engine = engine if engine is not None else TransferEngine(arena)  # type: ignore[arg-type]
         self._lock = threading.RLock()
-        self._last: tuple[StateSet, MemoryReading, Ticket] | None = None
+        self._categories: dict[int, Category] = {}  # of what is away, by storage_key
+        self._last: tuple[dict[Category, int], MemoryReading, Ticket] | None = None
 
     @property
     def engine(self) -> TransferEngine:
@@ -82,10 +83,14 @@ class StateOffloader:
         return self._engine
 
     def discover(self) -> StateSet:
-        """Return all state on the arena's device, wherever its bytes are now."""
-        device = self._engine.device
-        name = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
-        return discover(self._model, self._optimizer, device=name)
+        """Return all state on the arena's device, wherever its bytes are now.
+
+        Raises
+        ------
+        UnsupportedStorage
+            If a tensor has no storage of its own (sparse or opaque).
+        """
+        return discover(self._model, self._optimizer, device=self._device_name())
 
     def offload(self, include: Include = None, non_blocking: bool = True) -> Ticket:
         """Copy state to the arena and give its device memory back to PyTorch's allocator.
@@ -107,12 +112,19 @@ class StateOffloader:
         """
         categories = parse_include(include)
         with self._lock:
-            wanted = self.discover().only(*categories)
-            moving = wanted.where(lambda entry: not self._engine.is_offloaded(entry.storage))
+            away = self._engine.offloaded_keys()
+            found = survey(self._model, self._optimizer, device=self._device_name())
+            found.require_movable(categories)
+            moving = found.states.only(*categories).where(
+                lambda entry: storage_key(entry.storage) not in away
+            )
             before = read_memory(self._engine.device)
-            ticket = self._engine.offload(wanted.storages())
+            ticket = self._engine.offload(moving.storages())
+            self._categories.update(
+                {storage_key(entry.storage): entry.category for entry in moving}
+            )
             if ticket.nbytes:
-                self._last = (moving, before, ticket)
+                self._last = (moving.by_category(), before, ticket)
         if not non_blocking:
             ticket.synchronize()
         return ticket
@@ -137,8 +149,7 @@ class StateOffloader:
         """
         categories = parse_include(include)
         with self._lock:
-            away = self._away().only(*categories)
-            ticket = self._engine.reload(away.storages())
+            ticket = self._reload(categories, frozenset())
         if not non_blocking:
             ticket.synchronize()
         return ticket
@@ -154,28 +165,29 @@ class StateOffloader:
         """
         categories = parse_include(include or None)
         with self._lock:
-            before = {storage_key(entry.storage) for entry in self._away()}
+            before = frozenset(self._away())
             self.offload(categories)
         try:
             yield self
         finally:
             with self._lock:
-                back = self._away().only(*categories)
-                self._engine.reload(
-                    back.where(lambda entry: storage_key(entry.storage) not in before).storages()
-                )
+                self._reload(categories, before)
 
     def offloaded_states(self) -> frozenset[Category]:
         """Return the categories of which something is away."""
-        return frozenset(entry.category for entry in self._away())
+        with self._lock:
+            return frozenset(self._away().values())
 
     def resident(self) -> frozenset[Category]:
         """Return the categories of which something is here."""
-        return frozenset(
-            entry.category
-            for entry in self.discover()
-            if entry.nbytes and not self._engine.is_offloaded(entry.storage)
-        )
+        with self._lock:
+            away = self._engine.offloaded_keys()
+            found = survey(self._model, self._optimizer, device=self._device_name())
+            return frozenset(
+                entry.category
+                for entry in found.states
+                if entry.nbytes and storage_key(entry.storage) not in away
+            )
 
     def reclaim(self) -> ReclaimReport:
         """Measure how much device memory the last offload really gave back.
@@ -192,9 +204,31 @@ class StateOffloader:
         with self._lock:
             if self._last is None:
                 raise NotOffloaded("nothing was offloaded yet, so there is nothing to measure")
-            moved, before, ticket = self._last
+            sizes, before, ticket = self._last
         ticket.synchronize()
-        return measure_reclaim(self._engine.device, moved, before)
+        return measure_reclaim(self._engine.device, sizes, before)
 
-    def _away(self) -> StateSet:
-        return self.discover().where(lambda entry: self._engine.is_offloaded(entry.storage))
+    def _away(self) -> dict[int, Category]:
+        """Return the category that each storage went under, forgetting what is back or gone.
+
+        Remembered and not found anew: what a storage is may change while it is away.
+        """
+        held = self._engine.offloaded_keys()
+        self._categories = {key: kind for key, kind in self._categories.items() if key in held}
+        if len(self._categories) < len(held):  # another user of the engine has offloaded something
+            found = survey(self._model, self._optimizer, device=self._device_name())
+            for entry in found.states:
+                key = storage_key(entry.storage)
+                if key in held:
+                    self._categories.setdefault(key, entry.category)
+        return self._categories
+
+    def _reload(self, categories: frozenset[Category], leave: frozenset[int]) -> Ticket:
+        away = self._away()
+        return self._engine.reload_keys(
+            [key for key, category in away.items() if category in categories and key not in leave]
+        )
+
+    def _device_name(self) -> str:
+        device = self._engine.device
+        return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"

@@ -10,8 +10,10 @@ from pinferry.pool import format_bytes
 from pinferry.states.memory import MemoryReading, give_back_cached, read_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pinferry._native import Device
-    from pinferry.states.state_set import StateSet
+    from pinferry.states.categories import Category
 
 __all__ = ["ReclaimReport", "measure_reclaim"]
 
@@ -121,17 +123,23 @@ class ReclaimReport:
         return "\n".join([*lines, *self.notes])
 
 
-def measure_reclaim(device: Device, moved: StateSet, before: MemoryReading) -> ReclaimReport:
-    """Give cached memory back and compare the counts with those `before`. Blocks."""
+def measure_reclaim(
+    device: Device, sizes: Mapping[Category, int], before: MemoryReading
+) -> ReclaimReport:
+    """Give cached memory back and compare the counts with those `before`. Blocks.
+
+    `sizes` are the bytes offloaded, by category.
+    """
     give_back_cached(device)
     after = read_memory(device)
+    expected = sum(sizes.values())
     return ReclaimReport(
         device="cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}",
-        expected_bytes=moved.nbytes(),
-        by_category={str(category): size for category, size in moved.by_category().items()},
+        expected_bytes=expected,
+        by_category={str(category): size for category, size in sizes.items()},
         before=before,
         after=after,
-        notes=tuple(_notes(device, moved.nbytes(), before, after)),
+        notes=tuple(_notes(device, expected, before, after)),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class StateEntry:
     device: torch.device
     storage: torch.UntypedStorage = field(repr=False)
     aliases: tuple[str, ...] = ()
+
+    def with_aliases(self, aliases: Iterable[str]) -> StateEntry:
+        """Return the entry with its other names."""
+        return replace(self, aliases=tuple(aliases))
 
 
 class StateSet(Sequence[StateEntry]):

@@ -11,7 +11,7 @@ from pinferry.pool import format_bytes
 from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.in_flight import InFlight
 from pinferry.transfer.moves import bring, send
-from pinferry.transfer.parked import ParkedStorage, open_handle
+from pinferry.transfer.parked import HostCopy, ParkedStorage, open_handle
 from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.storages import named_storages, storage_key
 from pinferry.transfer.streams import stream_handles
@@ -149,6 +149,8 @@ class TransferEngine:
             self.keep(native, released)
             self._parked.update({each.handle.key: each for each in parked})
             _holding.add(self)
+            for each in parked:
+                each.leave_room_to_storage(self._notice_return)
             return Ticket(native, self.device, on_done=self._in_flight.reap)
 
     def reload(
@@ -184,7 +186,26 @@ class TransferEngine:
         with self._lock:
             self._require_open()
             self.reap()
-            parked = list(self._parked.values()) if states is None else self._find(states)
+            keys = list(self._parked) if states is None else self._find(states)
+            return self.reload_keys(keys, streams=streams, defer=defer)
+
+    def offloaded_keys(self) -> frozenset[int]:
+        """Return `storage_key` of each storage that is away."""
+        with self._lock:
+            self.reap()
+            return frozenset(self._parked)
+
+    def reload_keys(
+        self,
+        keys: Iterable[int],
+        *,
+        streams: Iterable[object] | None = None,
+        defer: bool = False,
+    ) -> Ticket:
+        """Bring back storages by `storage_key`, for callers that do not hold them; see `reload`."""
+        with self._lock:
+            self._require_open()
+            parked = [self._parked[key] for key in keys]
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
             ticket = self.fetch(parked, streams, defer=defer)
@@ -217,7 +238,7 @@ class TransferEngine:
                 **error.fields,
             ) from None
         return [
-            ParkedStorage(name, handle, size, extents)
+            ParkedStorage(name, handle, size, HostCopy(extents))
             for (name, handle), size, extents in zip(handles.items(), sizes, blocks, strict=True)
         ]
 
@@ -236,6 +257,7 @@ class TransferEngine:
         if defer:
             return self._arrivals.defer(native, self.device, fresh, parked)
         fresh.install()
+        self._in_flight.reap()  # on the CPU the way back has waited for the way out
         return Ticket(native, self.device)
 
     def keep(self, native: _native.Ticket, released: object) -> None:
@@ -252,6 +274,12 @@ class TransferEngine:
                 del self._parked[key]
             if dead and not self._parked:
                 _holding.discard(self)
+
+    def _notice_return(self) -> None:
+        # Runs wherever a storage dies, perhaps amid another call of this thread: it changes nothing
+        # but whether the engine must live on.
+        if not any(each.handle.alive for each in tuple(self._parked.values())):
+            _holding.discard(self)
 
     def settle(self) -> None:
         """Make the current stream wait for every deferred reload."""
@@ -278,7 +306,7 @@ class TransferEngine:
                 )
             self._closed = True
 
-    def _find(self, states: States) -> list[ParkedStorage]:
+    def _find(self, states: States) -> list[int]:
         named = named_storages(states)
         self._arrivals.settle([storage_key(storage) for storage in named.values()])
         missing = [
@@ -292,9 +320,7 @@ class TransferEngine:
                 f"{missing[0]}{others} cannot be reloaded: this engine did not offload it, or has "
                 "brought it back. Nothing was moved"
             )
-        return [
-            self._parked[storage_key(storage)] for storage in named.values() if storage.nbytes()
-        ]
+        return [storage_key(storage) for storage in named.values() if storage.nbytes()]
 
     def _require_open(self) -> None:
         if self._closed:

@@ -38,6 +38,7 @@ def send(
         released: ReleasedMemory = load_bridge().release(
             [each.handle for each in parked],
             [each.offloaded_message for each in parked],
+            [each.room() for each in parked],
             _stream_id(device, Direction.TO_HOST),
         )
     except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import weakref
 from typing import TYPE_CHECKING
 
 from pinferry import _native
@@ -17,23 +17,67 @@ from pinferry.transfer.bridge import load_bridge
 from pinferry.transfer.storages import storage_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
     from pinferry._torch import StorageHandle
 
-__all__ = ["ParkedStorage", "open_handle"]
+__all__ = ["HostCopy", "ParkedStorage", "open_handle"]
 
 
-@dataclass(slots=True)
+class HostCopy:
+    """Room in the arena for one storage: several extents where none is large enough.
+
+    While the storage is away it holds this itself, so that the room comes back the moment the
+    storage dies, whoever forgets about it.
+    """
+
+    __slots__ = ("__weakref__", "blocks")
+
+    def __init__(self, blocks: list[_native.Block]) -> None:
+        self.blocks = blocks
+
+
 class ParkedStorage:
-    """A storage and its place in the arena: several extents where none is large enough."""
+    """A storage and its room in the arena.
 
-    name: str
-    handle: StorageHandle
-    nbytes: int
-    blocks: list[_native.Block]
+    Parameters
+    ----------
+    name
+        For error texts.
+    handle
+        The storage, held weakly.
+    nbytes
+        Its size, which is the room's.
+    room
+        The room.
+    """
+
+    __slots__ = ("_held", "_room", "handle", "name", "nbytes")
+
+    def __init__(self, name: str, handle: StorageHandle, nbytes: int, room: HostCopy) -> None:
+        self.name = name
+        self.handle = handle
+        self.nbytes = nbytes
+        self._held: HostCopy | None = room
+        self._room = weakref.ref(room)
+
+    def leave_room_to_storage(self, on_return: Callable[[], None]) -> None:
+        """Hold the room weakly from now on; `on_return` is called when it is given back."""
+        room, self._held = self._held, None
+        if room is not None:
+            self._room = weakref.ref(room, lambda _: on_return())
+
+    def room(self) -> HostCopy:
+        """Return the room, whoever holds it."""
+        room = self._room()
+        if room is None:
+            raise NotOffloaded(
+                f"{self.name} was given other memory while it was offloaded, and what it held then "
+                "is gone"
+            )
+        return room
 
     @property
     def offloaded_message(self) -> str:
@@ -47,17 +91,13 @@ class ParkedStorage:
 
     def pieces(self, address: int) -> Iterator[_native.Piece]:
         """Return the copies that connect the blocks with device memory at `address`."""
-        for block in self.blocks:
+        for block in self.room().blocks:
             yield _native.Piece(block, address)
             address += block.nbytes
 
     def require_away(self) -> None:
         """Raise unless the storage is as it was left when its bytes were taken."""
-        if not self.handle.guarded:
-            raise NotOffloaded(
-                f"{self.name} was given other memory while it was offloaded; the {self.nbytes} "
-                "bytes it had are still in the arena. Offload it again to replace them"
-            )
+        self.room()
         if self.handle.nbytes != self.nbytes:
             raise StorageChanged(
                 f"{self.name} was resized from {self.nbytes} to {self.handle.nbytes} bytes while "

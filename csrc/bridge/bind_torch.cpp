@@ -21,13 +21,27 @@ std::shared_ptr<void> hold(py::object object) {
             }};
 }
 
+Owners hold_all(const std::vector<py::object>& objects) {
+    Owners owners;
+    owners.reserve(objects.size());
+    for (const py::object& object : objects) owners.push_back(hold(object));
+    return owners;
+}
+
 void point_at_owned(const Handles& storages, const std::vector<std::uintptr_t>& addresses,
                     const std::vector<py::object>& owners) {
-    std::vector<std::shared_ptr<void>> held;
-    held.reserve(owners.size());
-    for (const py::object& owner : owners) held.push_back(hold(owner));
+    const Owners held = hold_all(owners);
     const py::gil_scoped_release unlocked;
     point_at(storages, addresses, held);
+}
+
+std::unique_ptr<ReleasedMemory> release_owned(const Handles& storages,
+                                              std::vector<std::string> messages,
+                                              const std::vector<py::object>& owners,
+                                              std::optional<std::int64_t> stream_id) {
+    const Owners held = hold_all(owners);
+    const py::gil_scoped_release unlocked;
+    return release(storages, std::move(messages), held, stream_id);
 }
 
 }  // namespace
@@ -60,8 +74,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         .def("install", &FreshMemory::install, Unlocked(),
              "Give each storage its part and lift its guard.");
 
-    module.def("release", &release, py::arg("storages"), py::arg("messages"), py::arg("stream_id"),
-               Unlocked(), "Take the memory from all storages and guard them. All or none.");
+    module.def(
+        "release", &release_owned, py::arg("storages"), py::arg("messages"), py::arg("owners"),
+        py::arg("stream_id"),
+        "Take the memory from all storages and guard them, each keeping its owner alive until "
+        "it is given memory again or dies. All or none.");
     module.def(
         "allocate", &allocate, py::arg("storages"), py::arg("stream_id"), Unlocked(),
         "Allocate memory for all storages on PyTorch's current device and stream. All or none.");

@@ -33,6 +33,21 @@ void record_use(const c10::DataPtr& memory, std::int64_t stream_id) {
 
 void drop_owner(void* owner) { delete static_cast<std::shared_ptr<void>*>(owner); }
 
+// Pointers to memory (or to none: 0) that is not the storages' own, each keeping its owner alive.
+std::vector<c10::DataPtr> owned_pointers(const std::vector<StoragePtr>& storages,
+                                         const std::vector<std::uintptr_t>& addresses,
+                                         const Owners& owners) {
+    require_same_length(storages.size(), owners.size());
+    std::vector<c10::DataPtr> pointers;
+    pointers.reserve(storages.size());
+    for (std::size_t i = 0; i < storages.size(); ++i) {
+        auto owner = std::make_unique<std::shared_ptr<void>>(owners[i]);
+        pointers.emplace_back(reinterpret_cast<void*>(addresses[i]), owner.release(), &drop_owner,
+                              storages[i]->device());
+    }
+    return pointers;
+}
+
 }  // namespace
 
 std::vector<std::uintptr_t> FreshMemory::addresses() const {
@@ -44,9 +59,11 @@ std::vector<std::uintptr_t> FreshMemory::addresses() const {
 }
 
 std::unique_ptr<ReleasedMemory> release(const Handles& storages, std::vector<std::string> messages,
+                                        const Owners& owners,
                                         std::optional<std::int64_t> stream_id) {
     require_same_length(storages.size(), messages.size());
     const auto locked = lock_all(storages);
+    auto empty = owned_pointers(locked, std::vector<std::uintptr_t>(locked.size(), 0), owners);
     if (stream_id) {
         for (const StoragePtr& storage : locked) record_use(data_of(*storage), *stream_id);
     }
@@ -55,7 +72,7 @@ std::unique_ptr<ReleasedMemory> release(const Handles& storages, std::vector<std
     for (std::size_t i = 0; i < locked.size(); ++i) {
         c10::StorageImpl& storage = *locked[i];
         memory->parts.push_back(std::move(storage._mutable_data_ptr_no_checks()));
-        storage.set_data_ptr_noswap(c10::DataPtr(nullptr, memory->parts.back().device()));
+        storage.set_data_ptr_noswap(std::move(empty[i]));
         guard(storage, std::move(messages[i]));
     }
     return memory;
@@ -90,17 +107,10 @@ void FreshMemory::install() noexcept {
 }
 
 void point_at(const Handles& storages, const std::vector<std::uintptr_t>& addresses,
-              const std::vector<std::shared_ptr<void>>& owners) {
+              const Owners& owners) {
     require_same_length(storages.size(), addresses.size());
-    require_same_length(storages.size(), owners.size());
     const auto locked = lock_all(storages);
-    std::vector<c10::DataPtr> pointers;
-    pointers.reserve(locked.size());
-    for (std::size_t i = 0; i < locked.size(); ++i) {
-        auto owner = std::make_unique<std::shared_ptr<void>>(owners[i]);
-        pointers.emplace_back(reinterpret_cast<void*>(addresses[i]), owner.release(), &drop_owner,
-                              locked[i]->device());
-    }
+    auto pointers = owned_pointers(locked, addresses, owners);
     for (std::size_t i = 0; i < locked.size(); ++i) {
         unguard(*locked[i]);
         locked[i]->set_data_ptr_noswap(std::move(pointers[i]));

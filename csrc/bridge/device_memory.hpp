@@ -31,11 +31,15 @@ class FreshMemory {
     std::vector<c10::DataPtr> parts_;
 };
 
+using Owners = std::vector<std::shared_ptr<void>>;
+
 // Takes the memory from every storage and guards it: any access through any view then raises
-// RuntimeError(messages[i]). Sizes, shapes and identities stay. With `stream_id` (torch.Stream's)
-// the allocator is told that this stream uses the memory, so it may be dropped while a copy still
-// runs. Either all storages or none are changed.
+// RuntimeError(messages[i]). Sizes, shapes and identities stay. Each storage keeps owners[i] alive
+// until it is given memory again or dies. With `stream_id` (torch.Stream's) the allocator is told
+// that this stream uses the memory, so it may be dropped while a copy still runs. Either all
+// storages or none are changed.
 std::unique_ptr<ReleasedMemory> release(const Handles& storages, std::vector<std::string> messages,
+                                        const Owners& owners,
                                         std::optional<std::int64_t> stream_id);
 
 // Allocates memory of each storage's size by its own allocator, on the current device and stream of
@@ -47,7 +51,7 @@ std::unique_ptr<FreshMemory> allocate(const Handles& storages,
 // Points each storage at memory that it does not own, `owners[i]` keeping it alive, and lifts the
 // guards. What the storage had before goes back to its allocator.
 void point_at(const Handles& storages, const std::vector<std::uintptr_t>& addresses,
-              const std::vector<std::shared_ptr<void>>& owners);
+              const Owners& owners);
 
 // Changes what an access to guarded storages says.
 void set_messages(const Handles& storages, std::vector<std::string> messages);

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "error.hpp"
 
@@ -19,6 +20,7 @@ struct Loader {
     std::mutex mutex;
     std::string path = "libcuda.so.1";
     const Driver* table = nullptr;
+    std::vector<std::unique_ptr<const Driver>> tables;  // all that were ever in use
     std::string failure;
 };
 
@@ -41,7 +43,7 @@ void* find_symbol(void* library, const char* symbol) {
     return nullptr;
 }
 
-const Driver* load(const std::string& path, std::string& failure) {
+std::unique_ptr<const Driver> load(const std::string& path, std::string& failure) {
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char* reason = dlerror();
@@ -65,7 +67,7 @@ const Driver* load(const std::string& path, std::string& failure) {
             describe_failure(*table, "cuInit", result) + "; check nvidia-smi, or use device='cpu'";
         return nullptr;
     }
-    return table.release();
+    return table;
 }
 
 }  // namespace
@@ -75,7 +77,10 @@ const Driver& Driver::get() {
     const std::lock_guard lock(state.mutex);
     if (!state.table) {
         state.failure.clear();
-        state.table = load(state.path, state.failure);
+        if (auto table = load(state.path, state.failure)) {
+            state.table = table.get();
+            state.tables.push_back(std::move(table));
+        }
     }
     if (!state.table) throw Error("DriverUnavailable", state.failure);
     return *state.table;

@@ -27,7 +27,10 @@ class FreshMemory:
     def install(self) -> None: ...
 
 def release(
-    storages: Sequence[StorageHandle], messages: Sequence[str], stream_id: int | None
+    storages: Sequence[StorageHandle],
+    messages: Sequence[str],
+    owners: Sequence[object],
+    stream_id: int | None,
 ) -> ReleasedMemory: ...
 def allocate(storages: Sequence[StorageHandle], stream_id: int | None) -> FreshMemory: ...
 def point_at(

@@ -1,0 +1,85 @@
+"""Who holds training state in plain PyTorch: modules and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from pinferry.states.categories import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["Found", "of_model", "of_optimizer"]
+
+#: A category, a name that leads to the tensor, and the tensor.
+Found = tuple[Category, str, torch.Tensor]
+
+
+def of_model(model: torch.nn.Module | None) -> Iterator[Found]:
+    """Return parameters, buffers and gradients; tied ones under each of their names."""
+    if model is None:
+        return
+    for name, parameter in model.named_parameters(prefix="model", remove_duplicate=False):
+        yield Category.LP_PARAMS, name, parameter
+    for name, buffer in model.named_buffers(prefix="model", remove_duplicate=False):
+        yield Category.BUFFERS, name, buffer
+    for name, parameter in model.named_parameters(prefix="model"):
+        if parameter.grad is not None:
+            yield Category.LP_GRADS, f"{name}.grad", parameter.grad
+
+
+def of_optimizer(
+    optimizer: torch.optim.Optimizer | None, model: torch.nn.Module | None
+) -> Iterator[Found]:
+    """Return what the optimizer steps on apart from the model's parameters, and its state."""
+    if optimizer is None:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+    # Without the model, what the optimizer steps on can only be the weights themselves.
+    category = Category.HP_PARAMS if model is not None else Category.LP_PARAMS
+    for index, parameter in enumerate(parameters):
+        if id(parameter) in own:
+            continue
+        name = f"optimizer.params[{index}]"
+        yield category, name, parameter
+        if parameter.grad is not None:
+            yield Category.LP_GRADS, f"{name}.grad", parameter.grad
+    indices = {id(parameter): index for index, parameter in enumerate(parameters)}
+    # Keys are parameters, except where an optimizer keeps something of its own under a name.
+    state: list[tuple[object, object]] = list(optimizer.state.items())
+    for position, (key, value) in enumerate(state):
+        label = str(indices[id(key)]) if id(key) in indices else _label(key, position)
+        for name, tensor in _tensors_in(f"optimizer.state[{label}]", value, ()):
+            yield Category.OPTIM_STATES, name, tensor
+
+
+def _label(key: object, position: int) -> str:
+    """Return a name for a key that is no parameter of the groups (any more)."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int):
+        return f"key {key}"
+    return f"{type(key).__name__} at {position}"
+
+
+def _tensors_in(
+    name: str, value: object, inside: Collection[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the tensors in nested containers; `inside` are those that we are in already."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    if id(value) in inside:
+        return
+    within = (*inside, id(value))
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            label = f".{key}" if isinstance(key, str) else f"[{key}]"
+            yield from _tensors_in(name + label, inner, within)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _tensors_in(f"{name}[{index}]", inner, within)
