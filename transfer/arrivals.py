@@ -10,7 +10,7 @@ from pinferry.transfer.bridge import load_bridge
 from pinferry.transfer.ticket import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from pinferry import _native
     from pinferry._torch import FreshMemory
@@ -30,9 +30,15 @@ class Arrivals:
     """Deferred reloads: the storages stay guarded until somebody waits for their ticket.
 
     So a reload can run beside computation, and forgetting to wait is an error, not garbage.
+
+    Parameters
+    ----------
+    on_landing
+        Called after each handover.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_landing: Callable[[], None]) -> None:
+        self._on_landing = on_landing
         self._lock = threading.Lock()
         self._pending: list[_Arrival] = []
 
@@ -69,3 +75,4 @@ class Arrivals:
         arrival.fresh.install()
         with self._lock:
             self._pending.remove(arrival)
+        self._on_landing()

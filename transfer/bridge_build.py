@@ -92,7 +92,8 @@ def _compile_command(cxx: str, version: str) -> list[str]:
 
 def load(library: Path) -> ModuleType:
     """Import the bridge from a file."""
-    spec = importlib.util.spec_from_file_location("pinferry._torch", library)
+    # A name of its own: pybind11 keeps modules by name, and the installed one may be loaded already.
+    spec = importlib.util.spec_from_file_location("pinferry.built._torch", library)
     if spec is None or spec.loader is None:
         raise BridgeUnavailable(f"{library} cannot be loaded; delete its folder and try again")
     module = importlib.util.module_from_spec(spec)

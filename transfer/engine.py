@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pinferry import _native
@@ -74,7 +75,9 @@ class TransferEngine:
         self._arena = arena
         self._lock = threading.RLock()
         self._parked: dict[int, ParkedStorage] = {}  # by the key of the storage
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(self._hold)
+        # Reloads that not every later offload is ordered behind, by storage.
+        self._unordered: dict[int, _native.Ticket] = {}
         self._in_flight = InFlight()
         self._closed = False
 
@@ -93,13 +96,13 @@ class TransferEngine:
         """Bytes of storages that are away."""
         with self._lock:
             self.reap()
-            return sum(each.nbytes for each in self._parked.values())
+            return sum(each.nbytes for each in self._parked.copy().values())
 
     def offloaded_names(self) -> tuple[str, ...]:
         """Return the names of what is away, in the order it went."""
         with self._lock:
             self.reap()
-            return tuple(each.name for each in self._parked.values())
+            return tuple(each.name for each in self._parked.copy().values())
 
     def is_offloaded(self, storage: torch.UntypedStorage) -> bool:
         """Return whether this engine holds the bytes of `storage`."""
@@ -134,7 +137,7 @@ class TransferEngine:
         """
         named = named_storages(states)
         with self._lock:
-            self._require_open()
+            self.require_open()
             self.reap()
             self._arrivals.settle([storage_key(storage) for storage in named.values()])
             handles = {
@@ -145,13 +148,12 @@ class TransferEngine:
             if not handles:
                 return Ticket(_native.Ticket(), self.device)
             parked = self.park(handles)
-            native, released = send(self.device, parked, stream_handles(self.device, streams))
-            self.keep(native, released)
+            ticket = self.dispatch(parked, streams)
             self._parked.update({each.handle.key: each for each in parked})
-            _holding.add(self)
             for each in parked:
-                each.leave_room_to_storage(self._notice_return)
-            return Ticket(native, self.device, on_done=self._in_flight.reap)
+                each.leave_room_to_storage(partial(self._forget, each))
+            self._hold()
+            return ticket
 
     def reload(
         self,
@@ -184,8 +186,10 @@ class TransferEngine:
             If a storage was resized while it was away.
         """
         with self._lock:
-            self._require_open()
+            self.require_open()
             self.reap()
+            if states is None:
+                self.settle()
             keys = list(self._parked) if states is None else self._find(states)
             return self.reload_keys(keys, streams=streams, defer=defer)
 
@@ -204,15 +208,14 @@ class TransferEngine:
     ) -> Ticket:
         """Bring back storages by `storage_key`, for callers that do not hold them; see `reload`."""
         with self._lock:
-            self._require_open()
+            self.require_open()
             parked = [self._parked[key] for key in keys]
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
             ticket = self.fetch(parked, streams, defer=defer)
             for each in parked:
-                del self._parked[each.handle.key]
-            if not self._parked:
-                _holding.discard(self)
+                self._parked.pop(each.handle.key, None)
+            self._hold()
             return ticket
 
     def plan(self, states: States) -> TransferPlan:
@@ -223,7 +226,7 @@ class TransferEngine:
         ArenaExhausted, WrongDevice, UnsupportedStorage, AlreadyOffloaded
             As for `offload`.
         """
-        self._require_open()
+        self.require_open()
         return TransferPlan(self, named_storages(states))
 
     def park(self, handles: Mapping[str, StorageHandle]) -> list[ParkedStorage]:
@@ -254,31 +257,49 @@ class TransferEngine:
         elif streams is not None:
             consumers = stream_handles(self.device, streams)
         native, fresh = bring(self.device, parked, consumers=consumers)
+        if consumers is not None:
+            self._unordered.update({each.handle.key: native for each in parked})
+            self.keep(native, fresh)
         if defer:
             return self._arrivals.defer(native, self.device, fresh, parked)
         fresh.install()
         self._in_flight.reap()  # on the CPU the way back has waited for the way out
         return Ticket(native, self.device)
 
-    def keep(self, native: _native.Ticket, released: object) -> None:
-        """Hold memory taken from storages for as long as the copy out of it may run."""
+    def dispatch(self, parked: list[ParkedStorage], streams: Iterable[object] | None) -> Ticket:
+        """Send storages to their blocks and take their memory away."""
+        keys = [each.handle.key for each in parked]
+        after = {id(t): t for key in keys if (t := self._unordered.get(key)) is not None}
+        handles = stream_handles(self.device, streams)
+        native, released = send(self.device, parked, handles, list(after.values()))
+        for key in keys:
+            self._unordered.pop(key, None)
+        self.keep(native, released)
+        return Ticket(native, self.device, on_done=self._in_flight.reap)
+
+    def keep(self, native: _native.Ticket, held: object) -> None:
+        """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""
         if self.device.kind == "cpu":
-            self._in_flight.hold(native, released)
+            self._in_flight.hold(native, held)
 
     def reap(self) -> None:
-        """Free what belongs to storages that are gone and to copies that have ended."""
+        """Free what copies that have ended needed."""
         with self._lock:
             self._in_flight.reap()
-            dead = [key for key, each in self._parked.items() if not each.handle.alive]
-            for key in dead:
-                del self._parked[key]
-            if dead and not self._parked:
-                _holding.discard(self)
+            self._unordered = {k: t for k, t in self._unordered.items() if not t.done()}
 
-    def _notice_return(self) -> None:
-        # Runs wherever a storage dies, perhaps amid another call of this thread: it changes nothing
-        # but whether the engine must live on.
-        if not any(each.handle.alive for each in tuple(self._parked.values())):
+    def _forget(self, parked: ParkedStorage) -> None:
+        # Called wherever a storage dies, perhaps amid another call of this thread, which therefore
+        # never goes through the table itself but through a copy.
+        if self._parked.get(parked.handle.key) is parked:
+            del self._parked[parked.handle.key]
+        self._hold()
+
+    def _hold(self) -> None:
+        """Live on while somebody's bytes are here, and no longer."""
+        if self._parked or len(self._arrivals):
+            _holding.add(self)
+        else:
             _holding.discard(self)
 
     def settle(self) -> None:
@@ -322,13 +343,14 @@ class TransferEngine:
             )
         return [storage_key(storage) for storage in named.values() if storage.nbytes()]
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise `EngineClosed` if it was closed."""
         if self._closed:
             raise EngineClosed("this engine is closed; make a new one")
 
     def __enter__(self) -> Self:
         """Return the engine."""
-        self._require_open()
+        self.require_open()
         return self
 
     def __exit__(

@@ -22,9 +22,12 @@ __all__ = ["bring", "send"]
 
 
 def send(
-    device: _native.Device, parked: Sequence[ParkedStorage], streams: list[int]
+    device: _native.Device,
+    parked: Sequence[ParkedStorage],
+    streams: list[int],
+    after: list[_native.Ticket],
 ) -> tuple[_native.Ticket, ReleasedMemory]:
-    """Copy storages to their blocks, behind `streams`, and take their memory away.
+    """Copy storages to their blocks, behind `streams` and `after`, and take their memory away.
 
     On CUDA the memory returned may be dropped at once: PyTorch's allocator orders its reuse behind
     the copy. On the CPU it must be held until the ticket is done. All storages or none; does not
@@ -32,7 +35,7 @@ def send(
     """
     pieces = [piece for each in parked for piece in each.pieces(each.handle.address)]
     ticket = _native.submit(
-        device=device, direction=Direction.TO_HOST, pieces=pieces, streams=streams
+        device=device, direction=Direction.TO_HOST, pieces=pieces, streams=streams, after=after
     )
     try:
         released: ReleasedMemory = load_bridge().release(

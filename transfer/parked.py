@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pinferry._torch import StorageHandle
 
-__all__ = ["HostCopy", "ParkedStorage", "open_handle"]
+__all__ = ["HostCopy", "ParkedStorage", "open_handle", "require_movable"]
 
 
 class HostCopy:
@@ -106,18 +106,24 @@ class ParkedStorage:
 
 
 def open_handle(name: str, storage: torch.UntypedStorage, device: _native.Device) -> StorageHandle:
-    """Return a handle of a resident storage that can be moved, or raise what stands against it.
+    """Return a handle of a resident storage that can be moved; see `require_movable`."""
+    handle: StorageHandle = load_bridge().StorageHandle(storage_key(storage))
+    require_movable(name, handle, device)
+    return handle
+
+
+def require_movable(name: str, handle: StorageHandle, device: _native.Device) -> None:
+    """Raise what stands against moving a storage off `device`.
 
     Raises
     ------
     WrongDevice
         If the storage lives elsewhere.
     AlreadyOffloaded
-        If another engine, plan or library has taken its memory away.
+        If its memory is away.
     UnsupportedStorage
         If its memory cannot be given back and made again.
     """
-    handle: StorageHandle = load_bridge().StorageHandle(storage_key(storage))
     here = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
     if handle.device != here:
         raise WrongDevice(
@@ -132,4 +138,3 @@ def open_handle(name: str, storage: torch.UntypedStorage, device: _native.Device
         raise UnsupportedStorage(
             f"{name} cannot be offloaded: {handle.refusal}. Leave it out, or give its owner a clone"
         )
-    return handle

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed
-from pinferry.transfer.moves import send
-from pinferry.transfer.parked import open_handle
-from pinferry.transfer.streams import stream_handles
+from pinferry.transfer.parked import open_handle, require_movable
 from pinferry.transfer.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -61,6 +59,7 @@ class TransferPlan:
         """Copy the storages out; see `TransferEngine.offload`. Does nothing while they are away."""
         self._require_open()
         engine = self._engine
+        engine.require_open()
         engine.reap()
         if self._away:
             return Ticket(_native.Ticket(), engine.device)
@@ -68,11 +67,10 @@ class TransferPlan:
         self._follow()
         if not self._parked:
             return Ticket(_native.Ticket(), engine.device)
-        native, released = send(engine.device, self._parked, stream_handles(engine.device, streams))
-        engine.keep(native, released)
+        ticket = engine.dispatch(self._parked, streams)
         self._away = list(self._parked)
         _holding.add(self)
-        return Ticket(native, engine.device, on_done=engine.reap)
+        return ticket
 
     def reload(self, *, streams: Iterable[object] | None = None, defer: bool = False) -> Ticket:
         """Copy the storages back; see `TransferEngine.reload`. Does nothing while they are here."""
@@ -106,6 +104,8 @@ class TransferPlan:
     def _follow(self) -> None:
         """Leave out what is gone, and take new room for what has another size."""
         self._parked = [each for each in self._parked if each.handle.alive]
+        for each in self._parked:
+            require_movable(each.name, each.handle, self._engine.device)
         changed = {
             each.name: each.handle for each in self._parked if each.handle.nbytes != each.nbytes
         }

@@ -34,9 +34,12 @@ def named_storages(states: States) -> dict[str, torch.UntypedStorage]:
     seen: set[int] = set()
     for name, state in _named(states):
         for inner_name, storage in _storages(name, state):
-            if storage_key(storage) not in seen:
-                seen.add(storage_key(storage))
-                named[inner_name] = storage
+            if storage_key(storage) in seen:
+                continue
+            seen.add(storage_key(storage))
+            # The inside of a wrapper may be called as something else is.
+            taken = inner_name in named
+            named[f"{inner_name} ({len(seen)})" if taken else inner_name] = storage
     return named
 
 

@@ -106,10 +106,11 @@ class Ticket:
         self.done()
 
     def _arrive(self) -> None:
+        # The lock is held: who waits second must not return before the first one's call has.
         with self._lock:
-            call, self._on_wait = self._on_wait, None
-        if call is not None:
-            call()
+            if self._on_wait is not None:
+                self._on_wait()
+                self._on_wait = None
 
     def __repr__(self) -> str:
         """Say how far it is."""

@@ -53,7 +53,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.attr("TORCH_VERSION") = PINFERRY_TORCH_VERSION;
     pinferry::register_error_translator();
 
-    py::class_<StorageHandle>(module, "StorageHandle", "A weak reference to a storage.")
+    // Local to the module: one built for another PyTorch may be loaded already, and is left alone.
+    py::class_<StorageHandle>(module, "StorageHandle", "A weak reference to a storage.",
+                              py::module_local())
         .def(py::init<std::uintptr_t>(), py::arg("cdata"))
         .def_property_readonly("key", &StorageHandle::key,
                                "Names the storage while the handle lives.")
@@ -68,8 +70,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             "\"\" if the memory can be given back and made again, else why not.");
 
     py::class_<ReleasedMemory>(module, "ReleasedMemory",
-                               "Memory taken from storages; dropping it frees it.");
-    py::class_<FreshMemory>(module, "FreshMemory", "Memory made for storages, and not yet theirs.")
+                               "Memory taken from storages; dropping it frees it.",
+                               py::module_local());
+    py::class_<FreshMemory>(module, "FreshMemory", "Memory made for storages, and not yet theirs.",
+                            py::module_local())
         .def_property_readonly("addresses", &FreshMemory::addresses)
         .def("install", &FreshMemory::install, Unlocked(),
              "Give each storage its part and lift its guard.");

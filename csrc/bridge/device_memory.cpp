@@ -98,11 +98,10 @@ std::unique_ptr<FreshMemory> allocate(const Handles& storages,
 }
 
 void FreshMemory::install() noexcept {
-    for (std::size_t i = 0; i < storages_.size(); ++i) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
         unguard(*storages_[i]);
         storages_[i]->set_data_ptr_noswap(std::move(parts_[i]));
     }
-    storages_.clear();
     parts_.clear();
 }
 

@@ -23,7 +23,8 @@ class FreshMemory {
 
     std::vector<std::uintptr_t> addresses() const;
 
-    // Gives each storage its part and lifts its guard. Cannot fail; a second call does nothing.
+    // Gives each storage its part and lifts its guard. Cannot fail; a second call does nothing. The
+    // storages are kept alive until this object dies: a copy may still run into their memory.
     void install() noexcept;
 
   private:

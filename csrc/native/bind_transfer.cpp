@@ -36,8 +36,11 @@ void bind_transfer(py::module_& module) {
         .def_readonly("nbytes", &Piece::bytes);
 
     module.def("submit", &submit, py::kw_only(), py::arg("device").none(false),
-               py::arg("direction"), py::arg("pieces"), py::arg("streams"), Unlocked(),
-               "Queue copies behind all work queued so far on `streams`. Does not block the host.");
+               py::arg("direction"), py::arg("pieces"), py::arg("streams"),
+               py::arg("after") = std::vector<Ticket>{}, Unlocked(),
+               "Queue copies behind all work queued so far on `streams` and behind the batches of "
+               "`after`. "
+               "Does not block the host.");
 }
 
 }  // namespace pinferry

@@ -20,10 +20,12 @@ Events distinct_uses(const std::vector<Piece>& pieces) {
 }
 
 Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction,
-                    const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams) {
+                    const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
+                    const std::vector<Ticket>& after) {
     const StreamHandle copy_stream = device->copy_stream(direction);
     for (const StreamHandle stream : streams)
         device->wait(copy_stream, *device->record(stream, false));
+    for (const Ticket& batch : after) batch.wait(copy_stream);
     for (const auto& use : distinct_uses(pieces)) device->wait(copy_stream, *use);
     auto start = device->record(copy_stream, true);
     std::size_t bytes = 0;
@@ -56,7 +58,8 @@ std::optional<double> Ticket::elapsed_ms() const {
 }
 
 Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
-              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams) {
+              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
+              const std::vector<Ticket>& after) {
     device->process().require_same_process("this transfer engine");
     if (pieces.empty()) return Ticket();
     for (const Piece& piece : pieces) {
@@ -65,7 +68,7 @@ Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
                     "a block belongs to an arena of another device; make one for this device");
     }
     try {
-        return queue_copies(device, direction, pieces, streams);
+        return queue_copies(device, direction, pieces, streams, after);
     } catch (...) {
         device->drain();
         throw;

@@ -46,10 +46,12 @@ class Ticket {
 // Queues copies on the copy stream of `direction`, behind
 //  - all work queued so far on `streams`: the producers of what is read (D2H), or the users of the
 //    device memory that is overwritten and on whose stream it was allocated (H2D);
+//  - the batches of `after`;
 //  - earlier copies that touched the same host blocks, whatever their direction.
 // Never blocks the host, except when it fails: then it waits until no queued copy runs any more and
 // throws Error; nothing but the contents of the target is changed.
 Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
-              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams);
+              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
+              const std::vector<Ticket>& after = {});
 
 }  // namespace pinferry

@@ -45,10 +45,10 @@ class TestEvent final : public Event {
 class Memory {
   public:
     Memory(std::shared_ptr<Device> device, std::size_t bytes, unsigned char value)
-        : device_(std::move(device)), bytes_(bytes), address_(device_->allocate(bytes)) {
-        std::memset(data(), value, bytes_);
+        : device_(std::move(device)), address_(device_->allocate(bytes)) {
+        std::memset(data(), value, bytes);
     }
-    ~Memory() { device_->free(address_, bytes_); }
+    ~Memory() { device_->free(address_); }
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
@@ -57,7 +57,6 @@ class Memory {
 
   private:
     std::shared_ptr<Device> device_;
-    std::size_t bytes_;
     Address address_;
 };
 
@@ -254,6 +253,24 @@ TEST_CASE("a ticket outlives its device, arena and block") {
     }
     CHECK(ticket.synchronize(10s));
     CHECK(ticket.elapsed_ms().has_value());
+}
+
+TEST_CASE("memory that died under a copy is kept until that copy has ended") {
+    for (const Direction direction : {Direction::to_host, Direction::to_device}) {
+        const auto device = std::make_shared<HostDevice>();
+        auto arena = make_arena(device, mib);
+        auto memory = std::make_unique<Memory>(device, mib, 7);
+        const auto gate = device->create_stream();
+        gate->hold();
+        const auto ticket = submit(
+            device, direction, pieces_of(arena->allocate_extents({mib}, 0ns)[0], memory->address()),
+            {gate->handle()});
+        arena.reset();
+        memory.reset();
+        CHECK(!ticket.done());
+        gate->release();
+        CHECK(ticket.synchronize(10s));
+    }
 }
 
 TEST_CASE("a block keeps its arena's memory") {

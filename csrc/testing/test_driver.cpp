@@ -79,7 +79,7 @@ bool round_trip(const std::shared_ptr<Device>& device, const std::shared_ptr<Are
     };
     for (const auto& block : dealt[0]) append(sent, *block);
     for (const auto& block : dealt[1]) append(got, *block);
-    device->free(memory, bytes);
+    device->free(memory);
     return done && reload.done() && offload.elapsed_ms().has_value() && sent == got;
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("a latch on a GPU stream holds an offload, and everything may die befo
         CHECK(ticket.synchronize(10s));
         const auto* bytes = reinterpret_cast<const unsigned char*>(block->data());
         CHECK(std::all_of(bytes, bytes + 512, [](unsigned char byte) { return byte == 7; }));
-        device->free(memory, 512);
+        device->free(memory);
     }
     CHECK(ticket.done());
 }

@@ -136,5 +136,10 @@ class Piece:
     def nbytes(self) -> int: ...
 
 def submit(
-    *, device: Device, direction: Direction, pieces: Sequence[Piece], streams: Sequence[int]
+    *,
+    device: Device,
+    direction: Direction,
+    pieces: Sequence[Piece],
+    streams: Sequence[int],
+    after: Sequence[Ticket] = ...,
 ) -> Ticket: ...

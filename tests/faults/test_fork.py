@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import os
 import signal
 import traceback
@@ -207,3 +209,37 @@ def test_a_child_can_work_with_a_device_of_its_own(
     status = status_of_child(body)
     flight.land()
     assert status == 0
+
+
+def test_a_child_unmaps_nothing_where_the_memory_of_a_dead_arena_was(
+    make_device: Callable[[], _native.Device],
+) -> None:
+    """The arena dies in the parent under a copy that has ended by the time of the fork."""
+    flight = Flight(make_device())
+    address, size = flight.block.address, 4 * MIB
+    del flight.block, flight.arena
+    gc.collect()
+    flight.stream.release()
+    assert flight.ticket.synchronize(LATE)
+
+    def body() -> None:
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        # The mapping was not inherited, so the child may have something of its own there.
+        fixed_private_anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        found = libc.mmap(
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(size),
+            access,
+            fixed_private_anonymous,
+            -1,
+            ctypes.c_long(0),
+        )
+        assert found == address
+        for name in ("device", "memory", "stream", "ticket"):
+            delattr(flight, name)
+            gc.collect()
+        ctypes.memset(address, 1, size)
+
+    assert status_of_child(body) == 0

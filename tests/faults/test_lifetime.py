@@ -5,10 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import pinferry
+from pinferry import _native
+
+if TYPE_CHECKING:
+    from tests.fake_driver import FakeDriver
 
 SOURCES = Path(pinferry.__file__).parents[1]
 
@@ -112,3 +117,36 @@ assert bytes(memoryview(block)) == b"\\x01" * NBYTES
 print("end of script", flush=True)
 """
     run(script, kind, fake_driver_library)
+
+
+def test_pinned_memory_of_an_arena_that_died_under_a_copy_comes_back_before_more_is_pinned(
+    fake_gpu: FakeDriver,
+) -> None:
+    device = _native.CudaDevice(0)
+
+    def make_arena() -> _native.Arena:
+        return _native.Arena(
+            device=device,
+            nbytes=4 << 20,
+            chunk_nbytes=2 << 20,
+            numa_node=None,
+            huge_pages=False,
+            threads=1,
+        )
+
+    arena, memory, stream = make_arena(), device.allocate(512), device.create_stream()
+    before = fake_gpu.live()["registration"]
+    stream.hold()
+    ticket = _native.submit(
+        device=device,
+        direction=_native.Direction.TO_HOST,
+        pieces=[_native.Piece(arena.allocate(512, 0.0), memory.address)],
+        streams=[stream.handle],
+    )
+    del arena
+    assert fake_gpu.live()["registration"] == before
+    stream.release()
+    assert ticket.synchronize(10.0)
+    arena = make_arena()
+    assert fake_gpu.live()["registration"] == before
+    assert arena.stats().locked_bytes == 4 << 20

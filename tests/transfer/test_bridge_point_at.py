@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pinferry import PinnedArena, TransferEngine
-from pinferry.errors import InvalidArgument, StorageChanged, UnsupportedStorage
+from pinferry.errors import InvalidArgument, NotOffloaded, StorageChanged, UnsupportedStorage
 from pinferry.transfer.bridge import load_bridge
 
 
@@ -31,22 +31,36 @@ def test_a_handle_describes_its_storage_and_survives_it(torch_device: str) -> No
             getattr(handle, name)
 
 
+def test_a_handle_keeps_the_address_of_the_dead_from_new_storages(torch_device: str) -> None:
+    x = torch.ones(64, device=torch_device)
+    handle = load_bridge().StorageHandle(x.untyped_storage()._cdata)
+    del x
+    others = [torch.ones(64, device=torch_device) for _ in range(500)]
+    assert handle.key not in {each.untyped_storage()._cdata for each in others}
+    assert not handle.alive
+
+
 def test_a_storage_pointed_at_the_arena_reads_from_there(
     arena: PinnedArena, torch_device: str
 ) -> None:
     x = torch.arange(1000.0, device=torch_device)
     view = x[10:13]
+    block = arena.alloc(4000)
+    block.tensor(torch.float32).copy_(x)
+    handle = load_bridge().StorageHandle(x.untyped_storage()._cdata)
     with TransferEngine(arena) as engine:
         engine.offload({"x": x}).synchronize()
-        [parked] = engine._parked.values()
-        [block] = parked.blocks
-        load_bridge().point_at([parked.handle], [block.address], [block])
+        load_bridge().point_at([handle], [block.address], [block])
         assert view.tolist() == [10, 11, 12]
         assert x.data_ptr() == block.address
         assert torch.equal(x.clone().cpu(), torch.arange(1000.0))
+        with pytest.raises(NotOffloaded, match=r"\Ax cannot be reloaded"):
+            engine.reload({"x": x})
+        engine.reload()
+        assert x.data_ptr() == block.address
         with pytest.raises(UnsupportedStorage, match=r"\Ay "):
             engine.offload({"y": x})
-        del parked, block, x, view
+        del block, x, view
         assert engine.offloaded_bytes == 0
         assert arena.stats().used_bytes == 0
 
@@ -99,7 +113,7 @@ def test_lists_of_different_length_change_nothing() -> None:
         with pytest.raises(InvalidArgument):
             bridge.point_at([handle], addresses, owners)
     with pytest.raises(InvalidArgument):
-        bridge.release([handle], [], None)
+        bridge.release([handle], [], [], None)
     with pytest.raises(InvalidArgument):
         bridge.set_messages([handle], ["a", "b"])
     assert x.data_ptr() == address

@@ -68,18 +68,6 @@ def test_a_new_storage_at_a_dead_one_s_address_is_another_one(
     assert reused, "the test never saw an address twice"
 
 
-def test_a_handle_keeps_the_address_of_the_dead_from_new_storages(
-    engine: TransferEngine, torch_device: str
-) -> None:
-    x = torch.ones(64, device=torch_device)
-    key = x.untyped_storage()._cdata
-    engine.offload(x)
-    del x
-    others = [torch.ones(64, device=torch_device) for _ in range(500)]
-    assert key not in {each.untyped_storage()._cdata for each in others}
-    assert all(each.sum() == 64 for each in others)
-
-
 @pytest.mark.parametrize("torch_device", ["cpu"], indirect=True)
 def test_a_storage_resized_while_away_is_refused_and_can_be_sized_back(
     engine: TransferEngine, torch_device: str, monkeypatch: pytest.MonkeyPatch
