@@ -23,7 +23,12 @@ part() {
 }
 
 run_tests() {
-    $python -m pytest -q -m gpu -p no:cacheprovider --durations=5 --junitxml="$out/tests.xml"
+    # Many tests start an interpreter, which takes seconds to import PyTorch: several at a time where
+    # pytest-xdist is there.
+    local parallel=()
+    $python -c 'import xdist' 2> /dev/null && parallel=(-n 6 --dist loadscope)
+    $python -m pytest -q -m gpu -p no:cacheprovider "${parallel[@]}" --tb=short --durations=12 \
+        --junitxml="$out/tests.xml"
 }
 
 # Checks every access of the copies and of the stand-in kernels; slow, so few tests.

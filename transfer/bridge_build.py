@@ -92,7 +92,7 @@ def _compile_command(cxx: str, version: str) -> list[str]:
 
 def load(library: Path) -> ModuleType:
     """Import the bridge from a file."""
-    # A name of its own: pybind11 keeps modules by name, and the installed one may be loaded already.
+    # A name of its own: pybind11 keeps modules by name, and the installed one may be loaded.
     spec = importlib.util.spec_from_file_location("pinferry.built._torch", library)
     if spec is None or spec.loader is None:
         raise BridgeUnavailable(f"{library} cannot be loaded; delete its folder and try again")
