@@ -15,6 +15,9 @@ __all__ = ["Device", "default_device", "numa_node_of", "open_device"]
 
 _CUDA = re.compile(r"cuda(?::(\d+))?")
 _opened: WeakValueDictionary[str, Device] = WeakValueDictionary()
+# GPUs stay open for good: PyTorch's allocator remembers the copy streams that have used a tensor's
+# memory, and records events on them when the tensor dies, which may be after every arena.
+_gpus: dict[str, Device] = {}
 _lock = threading.Lock()
 
 
@@ -57,6 +60,8 @@ def open_device(device: object) -> Device:
         if opened is None:
             opened = _native.CudaDevice(index) if match else _native.HostDevice()
             _opened[key] = opened
+            if match:
+                _gpus[key] = opened
         return opened
 
 

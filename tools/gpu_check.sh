@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that has PyTorch, a compiler and no network. Results go to
 # the folder given as the first argument; PINFERRY_COMMIT names the commit where there is no history.
-# Parts: build doctor tests sanitizer bench demo report (default: all). A failing part does not stop the
+# Parts: build doctor tests sanitizer bench demo large-demo report (default: all). A failing part does not stop the
 # others; the exit code says whether any failed.
 set -u
 out=${1:?usage: tools/gpu_check.sh OUTPUT_FOLDER [PART...]}
 shift
-parts=${*:-build doctor tests sanitizer bench demo report}
+parts=${*:-build doctor tests sanitizer bench demo large-demo report}
 mkdir -p "$out"
 python=${PYTHON:-python3}
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -22,13 +22,22 @@ part() {
     printf '== %s took %d s\n' "$name" $((SECONDS - start))
 }
 
+# NVML counts the whole device: what asks it runs alone. The rest runs several at a time where
+# pytest-xdist is there, since many tests start an interpreter, which takes seconds to import PyTorch.
+alone="reclaim or demo or memory_really or nvml"
 run_tests() {
-    # Many tests start an interpreter, which takes seconds to import PyTorch: several at a time where
-    # pytest-xdist is there.
-    local parallel=()
-    $python -c 'import xdist' 2> /dev/null && parallel=(-n 6 --dist loadscope)
-    $python -m pytest -q -m gpu -p no:cacheprovider "${parallel[@]}" --tb=short --durations=12 \
-        --junitxml="$out/tests.xml"
+    local parallel=() code=0
+    $python -c 'import xdist' 2> /dev/null && parallel=(-n 12)
+    gpu_tests parallel -k "not ($alone)" "${parallel[@]}" || code=1
+    gpu_tests alone -k "$alone" || code=1
+    return $code
+}
+
+gpu_tests() {
+    local name=$1
+    shift
+    timeout -s INT "${TESTS_AT_MOST_S:-600}" $python -m pytest -q -m gpu -p no:cacheprovider -p no:benchmark --tb=short \
+        --durations=6 --junitxml="$out/tests-$name.xml" "$@"
 }
 
 # Checks every access of the copies and of the stand-in kernels; slow, so few tests.
@@ -40,18 +49,14 @@ run_sanitizer() {
     return $code
 }
 
-run_demo() {
-    $python -m pinferry.cli demo --device cuda:0 --json "$out/demo.json" &&
-        $python -m pinferry.cli demo --device cuda:0 --params 1.5e9 --cycles 2 --steps 4 \
-            --json "$out/demo-1.5b.json" | tail -n 40
-}
-
 part build env MAX_JOBS="$(nproc)" $python setup.py --quiet build_ext --inplace
 part doctor $python -m pinferry.cli doctor
 part tests run_tests
 part sanitizer run_sanitizer
 part bench $python -m pinferry.cli bench --device cuda:0 --json "$out/bench.json"
-part demo run_demo
+part demo $python -m pinferry.cli demo --device cuda:0 --json "$out/demo.json"
+part large-demo $python -m pinferry.cli demo --device cuda:0 --params 1.5e9 --cycles 2 --steps 4 \
+    --json "$out/demo-large.json"
 part report $python tools/gpu_report.py "$out"
 
 if ((${#failed[@]})); then

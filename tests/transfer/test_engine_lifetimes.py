@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -205,3 +207,25 @@ def test_a_block_still_being_written_is_retired_not_free(
     ticket.synchronize(30.0)
     assert arena.stats().retired_bytes == 0
     assert arena.alloc("4MiB").nbytes == 4 * 2**20
+
+
+@pytest.mark.gpu
+def test_a_tensor_may_outlive_the_streams_that_its_memory_was_copied_on() -> None:
+    """PyTorch's allocator records an event on each of them when the tensor dies."""
+    program = """
+import gc, torch
+from pinferry import PinnedArena, TransferEngine
+x = torch.ones(1 << 20, device="cuda:0")
+with PinnedArena("4MiB", device="cuda:0") as arena, TransferEngine(arena) as engine:
+    engine.offload(x)
+    engine.reload(defer=True).wait()
+del arena, engine
+gc.collect()
+del x
+torch.cuda.synchronize()
+assert torch.ones(1 << 20, device="cuda:0").sum().item() == 1 << 20
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
