@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +23,7 @@ __all__ = ["describe_machine"]
 _PACKAGES = ("pinferry", "torch", "numpy", "nvidia-ml-py", "cupy-cuda13x", "cupy-cuda12x")
 
 
-def describe_machine(device: Device) -> dict[str, object]:
+def describe_machine(device: Device, command: str) -> dict[str, object]:
     """Return commit, GPU, driver, link, CPU, versions, command and time. Unknown is None."""
     gpu = NvmlDevice.find(device.uuid, device.pci_bus_id) if device.kind == "cuda" else None
     link = None if gpu is None else gpu.link()
@@ -42,7 +40,7 @@ def describe_machine(device: Device) -> dict[str, object]:
             "linux": platform.release(),
             **_versions(),
         },
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command,
         "when": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
     }
 

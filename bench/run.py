@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,8 @@ def run_benchmarks(
     name = "cpu" if opened.kind == "cpu" else f"cuda:{opened.index}"
     console = Console()
     console.print(f"device {name} ({opened.name}), {nbytes} bytes, {repeats} runs")
-    results = Results(describe_machine(opened))
+    words = [*names, "--device", name, "--size", str(nbytes), "--repeats", str(repeats)]
+    results = Results(describe_machine(opened, shlex.join(["pinferry", "bench", *words])))
     for chosen in names or BENCHMARKS:
         for key, case in BENCHMARKS[chosen](name, nbytes, repeats):
             results.cases[key] = case

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +12,6 @@ import numpy as np
 from pinferry.errors import BlockFreed, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
     from typing import Any
 
@@ -145,7 +146,7 @@ class PinnedBlock:
                     f"({itemsize} bytes each); give a shape, or allocate a multiple"
                 )
             return flat
-        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        dimensions = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
         wanted = math.prod(dimensions) * itemsize
         if min(dimensions, default=0) < 0 or wanted > self.nbytes:
             raise InvalidArgument(

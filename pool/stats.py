@@ -32,7 +32,7 @@ class ArenaStats:
     blocks
         Blocks that live.
     allocations, failures
-        Blocks dealt out and requests refused so far.
+        Blocks dealt out, and requests refused by an error, so far.
     """
 
     capacity_bytes: int

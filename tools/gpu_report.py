@@ -29,6 +29,7 @@ def main() -> None:
     """Write slice.json: the benchmark's form, with tests and demo beside it."""
     folder = Path(sys.argv[1])
     report = json.loads((folder / "bench.json").read_text())
+    report["meta"]["command"] = "tools/gpu_check.sh OUTPUT_FOLDER"
     report["tests"] = count_tests(sorted(folder.glob("tests-*.xml")))
     report["demo"] = {
         path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("demo*.json"))

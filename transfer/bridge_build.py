@@ -97,5 +97,10 @@ def load(library: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise BridgeUnavailable(f"{library} cannot be loaded; delete its folder and try again")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise BridgeUnavailable(
+            f"{library} cannot be loaded ({error}); delete its folder, and it will be built anew"
+        ) from error
     return module

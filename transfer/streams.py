@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pinferry.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pinferry._native import Device
 
 __all__ = ["current_stream", "stream_handle", "stream_handles"]
@@ -52,4 +51,6 @@ def stream_handles(device: Device, streams: Iterable[object] | None) -> list[int
     """Return the handles of `streams`, by default of the caller's current one."""
     if streams is None:
         return [current_stream(device)]
+    if not isinstance(streams, Iterable):
+        raise InvalidArgument(f"streams={streams!r}: give several streams, in a list")
     return [stream_handle(stream) for stream in streams]

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <numeric>
 #include <thread>
+#include <unordered_map>
 
 #include "error.hpp"
 #include "format_bytes.hpp"
@@ -24,24 +25,6 @@ std::size_t saturating_sum(std::size_t a, std::size_t b) {
     return a > SIZE_MAX - b ? SIZE_MAX : a + b;
 }
 
-// One batch of copies shares one event among thousands of blocks: ask the driver once.
-class Completion {
-  public:
-    bool operator()(const Events& events) noexcept {
-        return std::all_of(events.begin(), events.end(), [this](const auto& event) {
-            if (event.get() != last_) {
-                last_ = event.get();
-                last_complete_ = last_->complete();
-            }
-            return last_complete_;
-        });
-    }
-
-  private:
-    const Event* last_ = nullptr;
-    bool last_complete_ = false;
-};
-
 }  // namespace
 
 std::shared_ptr<Arena> Arena::create(std::shared_ptr<Device> device,
@@ -55,6 +38,7 @@ std::shared_ptr<Arena> Arena::create(std::shared_ptr<Device> device,
         throw Error("InvalidSize", "a chunk is a positive multiple of 4096 bytes, and " +
                                        std::to_string(request.chunk_bytes) + " is not");
     }
+    device->release_due();  // pinned memory of arenas that died under a copy goes back first
     auto memory = device->make_host_memory(request);
     return std::shared_ptr<Arena>(new Arena(std::move(device), std::move(memory)));
 }
@@ -160,6 +144,7 @@ std::vector<Blocks> Arena::deal(const std::vector<std::size_t>& sizes, const Ran
     try {
         for (; i < sizes.size(); ++i) {
             std::size_t left = sizes[i];
+            dealt[i].reserve(ranges[i].size());  // a block that is made is kept
             for (j = 0; j < ranges[i].size(); ++j) {
                 const std::size_t bytes = std::min(left, ranges[i][j].size);
                 dealt[i].push_back(
@@ -237,25 +222,33 @@ void Arena::give_back(Range range, Events events) noexcept {
 
 void Arena::reclaim_retired() noexcept {
     if (device_->process().forked()) return;
-    std::vector<Retired> polled;
-    {
-        const std::lock_guard lock(mutex_);
-        polled.swap(retired_);
-    }
-    if (polled.empty()) return;
-    Completion complete;
-    const auto pending = std::partition(
-        polled.begin(), polled.end(), [&](const Retired& entry) { return complete(entry.events); });
     try {
+        // A batch of copies shares one event among thousands of blocks: each is asked once, and
+        // outside the lock. The ranges stay where they are meanwhile, so that nobody misses them.
+        std::unordered_map<std::shared_ptr<Event>, bool> complete;
+        {
+            const std::lock_guard lock(mutex_);
+            for (const Retired& entry : retired_) {
+                for (const auto& event : entry.events) complete.emplace(event, false);
+            }
+        }
+        if (complete.empty()) return;
+        for (auto& [event, done] : complete) done = event->complete();
+        const auto pending = [&](const Retired& entry) {
+            return std::any_of(entry.events.begin(), entry.events.end(), [&](const auto& event) {
+                const auto asked = complete.find(event);
+                return asked == complete.end() || !asked->second;
+            });
+        };
         const std::lock_guard lock(mutex_);
-        for (auto entry = polled.begin(); entry != pending; ++entry) {
+        const auto free = std::partition(retired_.begin(), retired_.end(), pending);
+        for (auto entry = free; entry != retired_.end(); ++entry) {
             retired_bytes_ -= entry->range.size;
             free_.release(entry->range);
         }
-        retired_.insert(retired_.end(), std::make_move_iterator(pending),
-                        std::make_move_iterator(polled.end()));
+        retired_.erase(free, retired_.end());
     } catch (const std::exception&) {
-        // As in give_back.
+        // No memory for the bookkeeping now: the ranges come back at a later call.
     }
 }
 

@@ -21,7 +21,7 @@ struct ArenaStats {
     std::size_t locked_bytes = 0;   // pinned by the driver
     std::size_t blocks = 0;
     std::size_t allocations = 0;  // blocks dealt out so far
-    std::size_t failures = 0;     // requests refused so far
+    std::size_t failures = 0;     // requests refused by an error so far
 };
 
 class Block;

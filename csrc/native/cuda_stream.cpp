@@ -35,7 +35,7 @@ CudaStream::~CudaStream() {
     const bool idle = driver_.stream_query(stream_) == cuda::success;
     driver_.stream_destroy(stream_);
     // A stream that is stuck elsewhere may still read the word.
-    if (idle) driver_.host_free(const_cast<std::uint32_t*>(latch_));
+    if (idle) driver_.host_free(latch_);
 }
 
 void CudaStream::fill(Address target, unsigned char value, std::size_t bytes) {
@@ -60,7 +60,7 @@ void CudaStream::hold() {
 }
 
 void CudaStream::release() noexcept {
-    if (!context_->process().forked()) *latch_ = held_;
+    if (!context_->process().forked()) __atomic_store_n(latch_, held_, __ATOMIC_RELEASE);
 }
 
 void CudaStream::synchronize() {

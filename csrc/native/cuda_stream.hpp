@@ -25,8 +25,8 @@ class CudaStream final : public OwnedStream {
     std::shared_ptr<cuda::PrimaryContext> context_;
     const cuda::Driver& driver_;
     cuda::Stream stream_ = nullptr;
-    volatile std::uint32_t* latch_ = nullptr;  // counts latches opened
-    std::uint32_t held_ = 0;                   // counts latches set
+    std::uint32_t* latch_ = nullptr;  // counts latches opened; the device reads it
+    std::uint32_t held_ = 0;          // counts latches set
 };
 
 }  // namespace pinferry

@@ -28,6 +28,7 @@ void DeferredReleases::add(Events events, std::function<void()> release) noexcep
 }
 
 void DeferredReleases::run_due() noexcept {
+    if (process_.forked()) return;
     std::vector<Entry> entries;
     {
         const std::lock_guard lock(mutex_);
@@ -48,6 +49,10 @@ void DeferredReleases::run_due() noexcept {
 }
 
 void DeferredReleases::finish() noexcept {
+    if (process_.forked()) {
+        static_cast<void>(new std::vector<Entry>(std::move(entries_)));
+        return;
+    }
     std::vector<Entry> entries;
     {
         const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "event.hpp"
+#include "process.hpp"
 
 namespace pinferry {
 
@@ -28,6 +29,7 @@ class DeferredReleases {
         std::function<void()> release;
     };
 
+    ProcessTag process_;  // a forked child owns none of it, and releases nothing
     std::mutex mutex_;
     std::vector<Entry> entries_;  // guarded by mutex_
 };

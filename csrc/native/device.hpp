@@ -88,6 +88,9 @@ class Device {
         releases_.add(std::move(events), std::move(release));
     }
 
+    // Calls what is due by now. Never blocks.
+    void release_due() noexcept { releases_.run_due(); }
+
     // Queues one contiguous copy on the copy stream of its direction. The host range must lie
     // within one chunk of memory from make_host_memory().
     virtual void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) = 0;

@@ -250,8 +250,9 @@ Result cuStreamWaitEvent(Stream stream, EventHandle event, unsigned) {
 Result cuStreamWaitValue32(Stream stream, DevicePtr address, std::uint32_t value, unsigned) {
     FAKE_CALL("cuStreamWaitValue32")
     stream_of(stream)->run_later([=] {
-        const auto* word = static_cast<const volatile std::uint32_t*>(pointer(address));
-        while (*word < value) std::this_thread::sleep_for(std::chrono::microseconds(50));
+        const auto* word = static_cast<const std::uint32_t*>(pointer(address));
+        while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < value)
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
     });
     return success;
 }

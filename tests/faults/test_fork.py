@@ -107,6 +107,12 @@ def test_the_memory_of_a_block_cannot_be_reached_in_a_child(
         pytest.param(lambda flight: flight.arena.allocate_extents([1], 0.0), id="extents"),
         pytest.param(lambda flight: flight.make_arena(), id="arena"),
         pytest.param(lambda flight: flight.submit(), id="submit"),
+        pytest.param(
+            lambda flight: _native.submit(
+                device=flight.device, direction=Direction.TO_HOST, pieces=[], streams=[]
+            ),
+            id="submit-nothing",
+        ),
         pytest.param(lambda flight: flight.ticket.wait(flight.stream.handle), id="wait"),
         pytest.param(lambda flight: flight.ticket.synchronize(0.1), id="poll"),
         pytest.param(lambda flight: flight.ticket.synchronize(None), id="synchronize"),
