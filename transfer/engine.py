@@ -206,10 +206,14 @@ class TransferEngine:
         streams: Iterable[object] | None = None,
         defer: bool = False,
     ) -> Ticket:
-        """Bring back storages by `storage_key`, for callers that do not hold them; see `reload`."""
+        """Bring back storages by `storage_key`, for callers that do not hold them; see `reload`.
+
+        Those that have died meanwhile are left out.
+        """
         with self._lock:
             self.require_open()
-            parked = [self._parked[key] for key in keys]
+            table = self._parked.copy()
+            parked = [table[key] for key in keys if key in table and table[key].handle.alive]
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
             ticket = self.fetch(parked, streams, defer=defer)
