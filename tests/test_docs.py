@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -49,3 +52,17 @@ def test_every_room_is_linked_into_the_package() -> None:
     package = ROOT / "src" / "pinferry"
     for room in ("bench", "csrc", "demo", "doctor", "pool", "states", "transfer"):
         assert (package / room).resolve() == ROOT / room
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_an_example_runs(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
