@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pinferry.states.categories import Include
     from pinferry.states.state_set import StateSet
     from pinferry.transfer import Ticket
+    from pinferry.transfer.parked import ParkedStorage
 
 __all__ = ["StateOffloader"]
 
@@ -72,9 +73,10 @@ class StateOffloader:
             raise InvalidArgument("nothing to offload: give a model, an optimizer, or both")
         self._model = model
         self._optimizer = optimizer
-        self._engine = engine if engine is not None else TransferEngine(arena)  # type: ignore[arg-type]
+        self._engine = engine if engine is not None else _engine_for(arena)
         self._lock = threading.RLock()
-        self._categories: dict[int, Category] = {}  # of what is away, by storage_key
+        # Of what is away, by storage_key; an address may come to name another storage.
+        self._categories: dict[int, tuple[ParkedStorage, Category]] = {}
         self._last: tuple[dict[Category, int], MemoryReading, Ticket] | None = None
 
     @property
@@ -112,7 +114,7 @@ class StateOffloader:
         """
         categories = parse_include(include)
         with self._lock:
-            away = self._engine.offloaded_keys()
+            away = self._engine.offloaded()
             found = survey(self._model, self._optimizer, device=self._device_name())
             found.require_movable(categories)
             moving = found.states.only(*categories).where(
@@ -120,9 +122,7 @@ class StateOffloader:
             )
             before = read_memory(self._engine.device)
             ticket = self._engine.offload(moving.storages())
-            self._categories.update(
-                {storage_key(entry.storage): entry.category for entry in moving}
-            )
+            self._remember(moving)
             if ticket.nbytes:
                 self._last = (moving.by_category(), before, ticket)
         if not non_blocking:
@@ -166,8 +166,8 @@ class StateOffloader:
         categories = parse_include(include or None)
         with self._lock:
             before = frozenset(self._away())
-            self.offload(categories)
         try:
+            self.offload(categories)
             yield self
         finally:
             with self._lock:
@@ -181,7 +181,7 @@ class StateOffloader:
     def resident(self) -> frozenset[Category]:
         """Return the categories of which something is here."""
         with self._lock:
-            away = self._engine.offloaded_keys()
+            away = self._engine.offloaded()
             found = survey(self._model, self._optimizer, device=self._device_name())
             return frozenset(
                 entry.category
@@ -213,15 +213,23 @@ class StateOffloader:
 
         Remembered and not found anew: what a storage is may change while it is away.
         """
-        held = self._engine.offloaded_keys()
-        self._categories = {key: kind for key, kind in self._categories.items() if key in held}
+        held = self._engine.offloaded()
+        self._categories = {
+            key: (parked, category)
+            for key, (parked, category) in self._categories.items()
+            if held.get(key) is parked
+        }
         if len(self._categories) < len(held):  # another user of the engine has offloaded something
-            found = survey(self._model, self._optimizer, device=self._device_name())
-            for entry in found.states:
-                key = storage_key(entry.storage)
-                if key in held:
-                    self._categories.setdefault(key, entry.category)
-        return self._categories
+            self._remember(survey(self._model, self._optimizer, device=self._device_name()).states)
+        return {key: category for key, (_, category) in self._categories.items()}
+
+    def _remember(self, states: StateSet) -> None:
+        held = self._engine.offloaded()
+        for entry in states:
+            key = storage_key(entry.storage)
+            known = self._categories.get(key)
+            if key in held and (known is None or known[0] is not held[key]):
+                self._categories[key] = (held[key], entry.category)
 
     def _reload(self, categories: frozenset[Category], leave: frozenset[int]) -> Ticket:
         away = self._away()
@@ -232,3 +240,10 @@ class StateOffloader:
     def _device_name(self) -> str:
         device = self._engine.device
         return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
+
+
+def _engine_for(arena: PinnedArena | None) -> TransferEngine:
+    """Return an engine on `arena`: one that holds bytes there, so that they can be brought back."""
+    if arena is None:
+        raise InvalidArgument("give an arena or an engine: where should the state go?")
+    return TransferEngine.holding(arena) or TransferEngine(arena)

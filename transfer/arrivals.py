@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pinferry.transfer.bridge import load_bridge
+from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Arrivals:
         return len(self._pending)
 
     def _land(self, arrival: _Arrival) -> None:
-        arrival.fresh.install()
-        with self._lock:
-            self._pending.remove(arrival)
-        self._on_landing()
+        with Uninterrupted():
+            arrival.fresh.install()
+            with self._lock:
+                self._pending.remove(arrival)
+            self._on_landing()

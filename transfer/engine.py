@@ -10,7 +10,8 @@ from pinferry import _native
 from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse, EngineClosed, NotOffloaded
 from pinferry.pool import format_bytes
 from pinferry.transfer.arrivals import Arrivals
-from pinferry.transfer.in_flight import InFlight
+from pinferry.transfer.in_flight import IN_FLIGHT
+from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.moves import bring, send
 from pinferry.transfer.parked import HostCopy, ParkedStorage, open_handle
 from pinferry.transfer.plan import TransferPlan
@@ -78,8 +79,17 @@ class TransferEngine:
         self._arrivals = Arrivals(self._hold)
         # Reloads that not every later offload is ordered behind, by storage.
         self._unordered: dict[int, _native.Ticket] = {}
-        self._in_flight = InFlight()
         self._closed = False
+
+    @classmethod
+    def holding(cls, arena: PinnedArena) -> TransferEngine | None:
+        """Return an engine that holds somebody's bytes in `arena`, if there is one."""
+        return next((engine for engine in _holding.copy() if engine.arena is arena), None)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Guards the engine and its plans."""
+        return self._lock
 
     @property
     def arena(self) -> PinnedArena:
@@ -148,11 +158,12 @@ class TransferEngine:
             if not handles:
                 return Ticket(_native.Ticket(), self.device)
             parked = self.park(handles)
-            ticket = self.dispatch(parked, streams)
-            self._parked.update({each.handle.key: each for each in parked})
-            for each in parked:
-                each.leave_room_to_storage(partial(self._forget, each))
-            self._hold()
+            with Uninterrupted():
+                ticket = self.dispatch(parked, streams)
+                self._parked.update({each.handle.key: each for each in parked})
+                for each in parked:
+                    each.leave_room_to_storage(partial(self._forget, each))
+                self._hold()
             return ticket
 
     def reload(
@@ -190,14 +201,15 @@ class TransferEngine:
             self.reap()
             if states is None:
                 self.settle()
+                self._prune()
             keys = list(self._parked) if states is None else self._find(states)
             return self.reload_keys(keys, streams=streams, defer=defer)
 
-    def offloaded_keys(self) -> frozenset[int]:
-        """Return `storage_key` of each storage that is away."""
+    def offloaded(self) -> dict[int, ParkedStorage]:
+        """Return what is away, by `storage_key`."""
         with self._lock:
             self.reap()
-            return frozenset(self._parked)
+            return self._parked.copy()
 
     def reload_keys(
         self,
@@ -216,10 +228,11 @@ class TransferEngine:
             parked = [table[key] for key in keys if key in table and table[key].handle.alive]
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
-            ticket = self.fetch(parked, streams, defer=defer)
-            for each in parked:
-                self._parked.pop(each.handle.key, None)
-            self._hold()
+            with Uninterrupted():
+                ticket = self.fetch(parked, streams, defer=defer)
+                for each in parked:
+                    self._parked.pop(each.handle.key, None)
+                self._hold()
             return ticket
 
     def plan(self, states: States) -> TransferPlan:
@@ -265,9 +278,11 @@ class TransferEngine:
             self._unordered.update({each.handle.key: native for each in parked})
             self.keep(native, fresh)
         if defer:
-            return self._arrivals.defer(native, self.device, fresh, parked)
+            ticket = self._arrivals.defer(native, self.device, fresh, parked)
+            self._hold()
+            return ticket
         fresh.install()
-        self._in_flight.reap()  # on the CPU the way back has waited for the way out
+        IN_FLIGHT.reap()  # on the CPU the way back has waited for the way out
         return Ticket(native, self.device)
 
     def dispatch(self, parked: list[ParkedStorage], streams: Iterable[object] | None) -> Ticket:
@@ -279,17 +294,17 @@ class TransferEngine:
         for key in keys:
             self._unordered.pop(key, None)
         self.keep(native, released)
-        return Ticket(native, self.device, on_done=self._in_flight.reap)
+        return Ticket(native, self.device, on_done=IN_FLIGHT.reap)
 
     def keep(self, native: _native.Ticket, held: object) -> None:
         """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""
         if self.device.kind == "cpu":
-            self._in_flight.hold(native, held)
+            IN_FLIGHT.hold(native, held)
 
     def reap(self) -> None:
         """Free what copies that have ended needed."""
         with self._lock:
-            self._in_flight.reap()
+            IN_FLIGHT.reap()
             self._unordered = {k: t for k, t in self._unordered.items() if not t.done()}
 
     def _forget(self, parked: ParkedStorage) -> None:
@@ -297,6 +312,13 @@ class TransferEngine:
         # never goes through the table itself but through a copy.
         if self._parked.get(parked.handle.key) is parked:
             del self._parked[parked.handle.key]
+        self._hold()
+
+    def _prune(self) -> None:
+        """Forget what died while nobody could be told, such as amid an interrupt."""
+        for key, each in self._parked.copy().items():
+            if not each.handle.alive:
+                self._parked.pop(key, None)
         self._hold()
 
     def _hold(self) -> None:
@@ -320,6 +342,7 @@ class TransferEngine:
         """
         with self._lock:
             self.settle()
+            self._prune()
             held = self.offloaded_bytes
             if held:
                 names = self.offloaded_names()

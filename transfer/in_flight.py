@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pinferry import _native
 
-__all__ = ["InFlight"]
+__all__ = ["IN_FLIGHT", "InFlight"]
 
 
 class InFlight:
@@ -35,3 +35,7 @@ class InFlight:
                     running.append((ticket, held))
             self._held = running
         # What `finished` holds is freed on return, outside the lock.
+
+
+#: Of the process: what a copy touches must outlive the engine that queued it.
+IN_FLIGHT = InFlight()

@@ -69,6 +69,10 @@ class ParkedStorage:
         if room is not None:
             self._room = weakref.ref(room, lambda _: on_return())
 
+    def keep_room(self) -> None:
+        """Hold the room strongly again."""
+        self._held = self.room()
+
     def room(self) -> HostCopy:
         """Return the room, whoever holds it."""
         room = self._room()

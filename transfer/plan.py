@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed
+from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.parked import open_handle, require_movable
 from pinferry.transfer.ticket import Ticket
 
@@ -49,7 +50,7 @@ class TransferPlan:
     @property
     def offloaded(self) -> bool:
         """Whether the storages are away."""
-        return bool(self._away)
+        return any(each.handle.alive for each in self._away)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the storages that are still alive."""
@@ -57,31 +58,43 @@ class TransferPlan:
 
     def offload(self, *, streams: Iterable[object] | None = None) -> Ticket:
         """Copy the storages out; see `TransferEngine.offload`. Does nothing while they are away."""
+        with self._engine.lock:
+            return self._offload(streams)
+
+    def _offload(self, streams: Iterable[object] | None) -> Ticket:
         self._require_open()
         engine = self._engine
         engine.require_open()
         engine.reap()
-        if self._away:
+        if self.offloaded:
             return Ticket(_native.Ticket(), engine.device)
         engine.settle()
         self._follow()
         if not self._parked:
             return Ticket(_native.Ticket(), engine.device)
-        ticket = engine.dispatch(self._parked, streams)
-        self._away = list(self._parked)
-        _holding.add(self)
+        with Uninterrupted():
+            ticket = engine.dispatch(self._parked, streams)
+            self._away = list(self._parked)
+            for each in self._away:
+                each.leave_room_to_storage(self._hold)
+            self._hold()
         return ticket
 
     def reload(self, *, streams: Iterable[object] | None = None, defer: bool = False) -> Ticket:
         """Copy the storages back; see `TransferEngine.reload`. Does nothing while they are here."""
-        self._require_open()
-        away = [each for each in self._away if each.handle.alive]
-        if away:
-            ticket = self._engine.fetch(away, streams, defer=defer)
-        else:
-            ticket = Ticket(_native.Ticket(), self._engine.device)
-        self._away = []
-        _holding.discard(self)
+        with self._engine.lock:
+            self._require_open()
+            away = [each for each in self._away if each.handle.alive]
+            with Uninterrupted():
+                if away:
+                    for each in away:
+                        each.keep_room()
+                    ticket = self._engine.fetch(away, streams, defer=defer)
+                else:
+                    ticket = Ticket(_native.Ticket(), self._engine.device)
+                self._away = []
+                self._parked = away or self._parked
+                self._hold()
         return ticket
 
     def close(self) -> None:
@@ -92,14 +105,23 @@ class TransferPlan:
         ArenaInUse
             If the storages are away; reload them first.
         """
-        if any(each.handle.alive for each in self._away):
+        self._engine.settle()
+        if self.offloaded:
             raise ArenaInUse(
                 f"this plan holds {len(self._away)} storages that are away; reload() them first",
                 blocks=len(self._away),
                 used=self.nbytes,
             )
         self._parked = []
+        self._away = []
         self._closed = True
+
+    def _hold(self) -> None:
+        """Live on while somebody's bytes are here, and no longer."""
+        if self.offloaded:
+            _holding.add(self)
+        else:
+            _holding.discard(self)
 
     def _follow(self) -> None:
         """Leave out what is gone, and take new room for what has another size."""

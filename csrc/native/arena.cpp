@@ -61,8 +61,9 @@ Arena::~Arena() {
     }
     // A copy may be stuck behind its producer: the device takes the memory over, and nothing waits.
     Device* device = device_.get();
-    const std::shared_ptr<HostMemory> memory = std::move(memory_);
-    device->release_after(std::move(pending), [device, memory]() mutable {
+    // Held by the closure alone, so that it dies where the device's context is current.
+    std::shared_ptr<HostMemory> memory = std::move(memory_);
+    device->release_after(std::move(pending), [device, memory = std::move(memory)]() mutable {
         device->destroy_host_memory(std::move(memory));
     });
 }

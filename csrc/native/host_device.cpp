@@ -10,8 +10,6 @@ namespace {
 
 constexpr std::size_t device_alignment = 512;  // what CUDA's allocators give
 
-HostStream& named_stream(StreamHandle stream) { return *reinterpret_cast<HostStream*>(stream); }
-
 }  // namespace
 
 StreamHandle HostDevice::copy_stream(Direction direction) const noexcept {
@@ -20,7 +18,7 @@ StreamHandle HostDevice::copy_stream(Direction direction) const noexcept {
 
 std::shared_ptr<Event> HostDevice::record(StreamHandle stream, bool) {
     process().require_same_process("the CPU device");
-    if (stream != 0) return named_stream(stream).record();
+    if (stream != 0) return HostStream::named(stream).record();
     // The calling thread has done its work by the time it calls.
     auto event = std::make_shared<HostEvent>();
     event->set();
@@ -33,7 +31,7 @@ void HostDevice::wait(StreamHandle stream, const Event& event) {
     if (stream == 0) {
         host_event.synchronize(std::nullopt);
     } else {
-        named_stream(stream).wait(host_event.shared_from_this());
+        HostStream::named(stream).wait(host_event.shared_from_this());
     }
 }
 

@@ -1,6 +1,8 @@
 #include "host_stream.hpp"
 
 #include <cstring>
+#include <string>
+#include <unordered_set>
 
 #include "error.hpp"
 
@@ -26,8 +28,35 @@ void HostEvent::set() noexcept {
     waiting_->changed.notify_all();
 }
 
+namespace {
+
+// Handles are plain numbers to callers, who may make mistakes.
+struct LivingStreams {
+    std::mutex mutex;
+    std::unordered_set<const HostStream*> streams;
+};
+
+LivingStreams& living() {
+    static auto* instance = new LivingStreams;  // streams may outlive static objects
+    return *instance;
+}
+
+}  // namespace
+
+HostStream& HostStream::named(StreamHandle handle) {
+    auto* stream = reinterpret_cast<HostStream*>(handle);
+    const std::lock_guard lock(living().mutex);
+    if (living().streams.count(stream) == 0) {
+        throw Error("InvalidArgument", std::to_string(handle) + " is no stream of the CPU device");
+    }
+    return *stream;
+}
+
 HostStream::HostStream()
-    : queue_(std::make_shared<Queue>()), worker_([queue = queue_] { run(*queue); }) {}
+    : queue_(std::make_shared<Queue>()), worker_([queue = queue_] { run(*queue); }) {
+    const std::lock_guard lock(living().mutex);
+    living().streams.insert(this);
+}
 
 HostStream::~HostStream() {
     if (process_.forked()) {
@@ -35,6 +64,10 @@ HostStream::~HostStream() {
         worker_.detach();
         static_cast<void>(new std::shared_ptr<Queue>(std::move(queue_)));
         return;
+    }
+    {
+        const std::lock_guard lock(living().mutex);
+        living().streams.erase(this);
     }
     release();
     std::unique_lock lock(queue_->mutex);

@@ -47,6 +47,9 @@ class HostStream final : public OwnedStream {
     HostStream();
     ~HostStream() override;
 
+    // The living stream with this handle. Throws Error("InvalidArgument") if there is none.
+    static HostStream& named(StreamHandle handle);
+
     StreamHandle handle() const noexcept override { return reinterpret_cast<StreamHandle>(this); }
     void fill(Address target, unsigned char value, std::size_t bytes) override;
     void copy(Address target, Address source, std::size_t bytes) override;

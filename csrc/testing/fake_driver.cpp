@@ -28,6 +28,8 @@ using pinferry::HostEvent;
 using pinferry::HostStream;
 
 constexpr Result invalid_value = 1;
+constexpr Result invalid_context = 201;
+thread_local int contexts_current = 0;
 
 struct FakeEvent {
     std::shared_ptr<HostEvent> recorded;
@@ -142,8 +144,16 @@ Result cuDevicePrimaryCtxRelease(DeviceOrdinal) {
     count("context", -1);
     return success;
 }
-Result cuCtxPushCurrent(Context) { FAKE_CALL("cuCtxPushCurrent") return success; }
-Result cuCtxPopCurrent(Context*) { FAKE_FREE("cuCtxPopCurrent") return success; }
+Result cuCtxPushCurrent(Context) {
+    FAKE_CALL("cuCtxPushCurrent")
+    ++contexts_current;
+    return success;
+}
+Result cuCtxPopCurrent(Context*) {
+    --contexts_current;
+    FAKE_FREE("cuCtxPopCurrent")
+    return success;
+}
 
 void pin(const char* kind, void* address, std::size_t bytes) {
     count(kind, 1);
@@ -161,6 +171,7 @@ Result unpin(const char* kind, void* address) {
 }
 Result cuMemHostRegister(void* address, std::size_t bytes, unsigned) {
     FAKE_CALL("cuMemHostRegister")
+    if (contexts_current == 0) return invalid_context;
     pin("registration", address, bytes);
     return success;
 }
@@ -169,24 +180,28 @@ Result cuMemHostUnregister(void* address) {
 }
 Result cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
     FAKE_CALL("cuMemHostAlloc")
+    if (contexts_current == 0) return invalid_context;
     *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     pin("host", *address, bytes);
     return success;
 }
 Result cuMemFreeHost(void* address) {
     FAKE_FREE("cuMemFreeHost")
+    if (contexts_current == 0) return invalid_context;
     const Result result = unpin("host", address);
     if (result == success) std::free(address);
     return result;
 }
 Result cuMemAlloc(DevicePtr* address, std::size_t bytes) {
     FAKE_CALL("cuMemAlloc")
+    if (contexts_current == 0) return invalid_context;
     *address = reinterpret_cast<DevicePtr>(std::aligned_alloc(512, (bytes + 511) / 512 * 512));
     count("device", 1);
     return success;
 }
 Result cuMemFree(DevicePtr address) {
     FAKE_FREE("cuMemFree")
+    if (contexts_current == 0) return invalid_context;
     std::free(pointer(address));
     count("device", -1);
     return success;
