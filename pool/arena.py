@@ -34,7 +34,7 @@ _BACKENDS = {
 class PinnedArena:
     """Pinned host memory that is made once and never pinned again.
 
-    Making it costs time (about 0.04 s/GiB on 16 cores with huge pages); taking a block from it
+    Making it costs time (about 0.05 s/GiB on 16 cores with huge pages); taking a block from it
     costs microseconds. Any thread may use it.
 
     Parameters

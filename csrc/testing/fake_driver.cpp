@@ -176,7 +176,9 @@ Result cuMemHostRegister(void* address, std::size_t bytes, unsigned) {
     return success;
 }
 Result cuMemHostUnregister(void* address) {
-    FAKE_FREE("cuMemHostUnregister") return unpin("registration", address);
+    FAKE_FREE("cuMemHostUnregister")
+    if (contexts_current == 0) return invalid_context;
+    return unpin("registration", address);
 }
 Result cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
     FAKE_CALL("cuMemHostAlloc")
