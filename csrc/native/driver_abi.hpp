@@ -42,7 +42,6 @@ constexpr int api_version = 12000;
     X(device_name, cuDeviceGetName, (char*, int, DeviceOrdinal))                            \
     X(device_uuid, cuDeviceGetUuid, (Uuid*, DeviceOrdinal))                                 \
     X(device_pci_bus_id, cuDeviceGetPCIBusId, (char*, int, DeviceOrdinal))                  \
-    X(device_total_memory, cuDeviceTotalMem, (std::size_t*, DeviceOrdinal))                 \
     X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceOrdinal))          \
     X(primary_context_release, cuDevicePrimaryCtxRelease, (DeviceOrdinal))                  \
     X(context_push, cuCtxPushCurrent, (Context))                                            \
@@ -53,7 +52,6 @@ constexpr int api_version = 12000;
     X(host_free, cuMemFreeHost, (void*))                                                    \
     X(memory_alloc, cuMemAlloc, (DevicePtr*, std::size_t))                                  \
     X(memory_free, cuMemFree, (DevicePtr))                                                  \
-    X(memory_info, cuMemGetInfo, (std::size_t*, std::size_t*))                              \
     X(copy_to_host, cuMemcpyDtoHAsync, (void*, DevicePtr, std::size_t, Stream))             \
     X(copy_to_device, cuMemcpyHtoDAsync, (DevicePtr, const void*, std::size_t, Stream))     \
     X(copy_on_device, cuMemcpyDtoDAsync, (DevicePtr, DevicePtr, std::size_t, Stream))       \

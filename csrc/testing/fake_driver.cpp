@@ -121,16 +121,6 @@ Result cuDeviceGetUuid(Uuid* uuid, DeviceOrdinal) {
     for (char i = 0; i < 16; ++i) uuid->bytes[static_cast<int>(i)] = i;
     return success;
 }
-Result cuDeviceTotalMem(std::size_t* bytes, DeviceOrdinal) {
-    FAKE_CALL("cuDeviceTotalMem")
-    *bytes = std::size_t{1} << 33;
-    return success;
-}
-Result cuMemGetInfo(std::size_t* free, std::size_t* total) {
-    FAKE_CALL("cuMemGetInfo")
-    *free = *total = std::size_t{1} << 33;
-    return success;
-}
 
 Result cuDevicePrimaryCtxRetain(Context* context, DeviceOrdinal) {
     FAKE_CALL("cuDevicePrimaryCtxRetain")
