@@ -197,7 +197,8 @@ class PinnedArena:
     def close(self, *, force: bool = False) -> None:
         """Deal out nothing more, and give the memory back.
 
-        Closing twice is harmless.
+        Closing twice is harmless. To unpin memory the driver waits until the GPU has finished what
+        it was given, by anyone: do not close amid work that this thread has yet to complete.
 
         Parameters
         ----------

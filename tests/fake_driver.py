@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("csrc/testing/fake_driver.cpp", "csrc/native/host_stream.cpp", "csrc/native/process.cpp")
-KINDS = ("context", "stream", "event", "registration", "host", "device")
+KINDS = ("context", "stream", "event", "registration", "host", "device", "blocked")
 
 
 def build_fake_driver(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,12 @@ class Arrivals:
     Parameters
     ----------
     on_landing
-        Called after each handover.
+        A method, called after each handover. Held weakly: an owner that nobody else holds goes at
+        once, and its arena with it, not with the next run of the garbage collector.
     """
 
     def __init__(self, on_landing: Callable[[], None]) -> None:
-        self._on_landing = on_landing
+        self._on_landing = weakref.WeakMethod(on_landing)
         self._lock = threading.Lock()
         self._pending: list[_Arrival] = []
 
@@ -77,4 +79,5 @@ class Arrivals:
             arrival.fresh.install()
             with self._lock:
                 self._pending.remove(arrival)
-            self._on_landing()
+            if (on_landing := self._on_landing()) is not None:
+                on_landing()

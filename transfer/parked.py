@@ -70,8 +70,9 @@ class ParkedStorage:
             self._room = weakref.ref(room, lambda _: on_return())
 
     def keep_room(self) -> None:
-        """Hold the room strongly again."""
+        """Hold the room strongly again, and tell nobody when it goes."""
         self._held = self.room()
+        self._room = weakref.ref(self._held)
 
     def room(self) -> HostCopy:
         """Return the room, whoever holds it."""

@@ -28,7 +28,8 @@ CudaDevice::CudaDevice(int index)
     : index_(index),
       context_(cuda::PrimaryContext::retain(index)),
       driver_(context_->driver()),
-      events_(std::make_shared<cuda::EventPool>(context_)) {
+      events_(std::make_shared<cuda::EventPool>(context_)),
+      latches_(std::make_shared<cuda::LatchPool>(context_)) {
     const Scope scope(*context_);
     read_identity();
     cuda::check(driver_, "cuStreamCreate",
@@ -150,7 +151,7 @@ void CudaDevice::free_now(Address address) noexcept {
 }
 
 std::unique_ptr<OwnedStream> CudaDevice::create_stream() {
-    return std::make_unique<CudaStream>(context_);
+    return std::make_unique<CudaStream>(latches_);
 }
 
 }  // namespace pinferry

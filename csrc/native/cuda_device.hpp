@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda_event.hpp"
+#include "cuda_latch.hpp"
 #include "device.hpp"
 
 namespace pinferry {
@@ -44,6 +45,7 @@ class CudaDevice final : public Device {
     std::shared_ptr<cuda::PrimaryContext> context_;
     const cuda::Driver& driver_;
     std::shared_ptr<cuda::EventPool> events_;
+    std::shared_ptr<cuda::LatchPool> latches_;
     std::string name_;
     std::string uuid_;
     std::string pci_bus_id_;

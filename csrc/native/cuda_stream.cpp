@@ -8,24 +8,20 @@ namespace pinferry {
 
 using Scope = cuda::PrimaryContext::Scope;
 
-CudaStream::CudaStream(std::shared_ptr<cuda::PrimaryContext> context)
-    : context_(std::move(context)), driver_(context_->driver()) {
-    const Scope scope(*context_);
-    void* word = nullptr;
-    cuda::check(driver_, "cuMemHostAlloc",
-                driver_.host_alloc(&word, sizeof(std::uint32_t), cuda::host_alloc_portable));
-    latch_ = static_cast<std::uint32_t*>(word);
-    *latch_ = 0;
+CudaStream::CudaStream(std::shared_ptr<cuda::LatchPool> latches)
+    : latches_(std::move(latches)), context_(latches_->context()), driver_(context_.driver()) {
+    const Scope scope(context_);
+    latch_ = latches_->take();
     if (const auto result = driver_.stream_create(&stream_, cuda::stream_non_blocking);
         result != cuda::success) {
-        driver_.host_free(word);
+        latches_->give_back(latch_);
         cuda::check(driver_, "cuStreamCreate", result);
     }
 }
 
 CudaStream::~CudaStream() {
     release();
-    const Scope scope(*context_, std::nothrow);
+    const Scope scope(context_, std::nothrow);
     if (!scope.ok()) return;
     const auto deadline = std::chrono::steady_clock::now() + farewell;
     while (driver_.stream_query(stream_) == cuda::error_not_ready &&
@@ -35,16 +31,16 @@ CudaStream::~CudaStream() {
     const bool idle = driver_.stream_query(stream_) == cuda::success;
     driver_.stream_destroy(stream_);
     // A stream that is stuck elsewhere may still read the word.
-    if (idle) driver_.host_free(latch_);
+    if (idle) latches_->give_back(latch_);
 }
 
 void CudaStream::fill(Address target, unsigned char value, std::size_t bytes) {
-    const Scope scope(*context_);
+    const Scope scope(context_);
     cuda::check(driver_, "cuMemsetD8Async", driver_.fill(target, value, bytes, stream_));
 }
 
 void CudaStream::copy(Address target, Address source, std::size_t bytes) {
-    const Scope scope(*context_);
+    const Scope scope(context_);
     cuda::check(driver_, "cuMemcpyDtoDAsync",
                 driver_.copy_on_device(target, source, bytes, stream_));
 }
@@ -52,7 +48,7 @@ void CudaStream::copy(Address target, Address source, std::size_t bytes) {
 void CudaStream::hold() {
     if (*latch_ < held_)
         throw Error("InvalidArgument", "this stream is held already; release() it first");
-    const Scope scope(*context_);
+    const Scope scope(context_);
     cuda::check(driver_, "cuStreamWaitValue32",
                 driver_.stream_wait_value(stream_, reinterpret_cast<Address>(latch_), held_ + 1,
                                           cuda::wait_value_geq));
@@ -60,11 +56,11 @@ void CudaStream::hold() {
 }
 
 void CudaStream::release() noexcept {
-    if (!context_->process().forked()) __atomic_store_n(latch_, held_, __ATOMIC_RELEASE);
+    if (!context_.process().forked()) __atomic_store_n(latch_, held_, __ATOMIC_RELEASE);
 }
 
 void CudaStream::synchronize() {
-    const Scope scope(*context_);
+    const Scope scope(context_);
     cuda::check(driver_, "cuStreamSynchronize", driver_.stream_synchronize(stream_));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda_context.hpp"
+#include "cuda_latch.hpp"
 #include "device.hpp"
 
 namespace pinferry {
@@ -9,7 +9,7 @@ namespace pinferry {
 // waits for on the device, so no driver thread is held up with it.
 class CudaStream final : public OwnedStream {
   public:
-    explicit CudaStream(std::shared_ptr<cuda::PrimaryContext> context);
+    explicit CudaStream(std::shared_ptr<cuda::LatchPool> latches);
     ~CudaStream() override;
 
     StreamHandle handle() const noexcept override {
@@ -22,7 +22,8 @@ class CudaStream final : public OwnedStream {
     void synchronize() override;
 
   private:
-    std::shared_ptr<cuda::PrimaryContext> context_;
+    std::shared_ptr<cuda::LatchPool> latches_;
+    const cuda::PrimaryContext& context_;
     const cuda::Driver& driver_;
     cuda::Stream stream_ = nullptr;
     std::uint32_t* latch_ = nullptr;  // counts latches opened; the device reads it

@@ -1,13 +1,15 @@
 // A stand-in for libcuda on host memory, for tests where there is no GPU. It keeps CUDA's rules:
-// streams are asynchronous, a copy may not leave one registration, what is not freed is counted.
-// Any call can be made to fail.
+// streams are asynchronous, a copy may not leave one registration, memory is freed and unregistered
+// once the whole device is idle, what is not freed is counted. Any call can be made to fail.
 //
 // Exported for tests, besides cuGetProcAddress_v2:
 //   fake_fail_nth(n, code)      the n-th call from now (1 is the next) that can fail returns `code`
 //   fake_fail_call(name, code)  every call of that name returns `code`; code 0 ends it
 //   fake_calls()                calls that can fail, made since fake_reset()
 //   fake_live(kind)             objects alive: "context", "stream", "event", "registration",
-//   "host", "device" fake_reset()                no failures, and the calls counted from 0
+//                               "host", "device"; and "blocked": frees that a held stream blocked
+//   fake_reset()                no failures, and the calls counted from 0
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -20,12 +22,14 @@
 
 #include "../native/driver_abi.hpp"
 #include "../native/host_stream.hpp"
+#include "../native/process.hpp"
 
 namespace {
 
 using namespace pinferry::cuda;
 using pinferry::HostEvent;
 using pinferry::HostStream;
+using pinferry::ProcessTag;
 
 constexpr Result invalid_value = 1;
 constexpr Result invalid_context = 201;
@@ -40,6 +44,7 @@ struct State {
     std::map<std::string, long> live;
     std::map<std::string, Result> failing;
     std::map<std::uintptr_t, std::size_t> pinned;  // registrations and host allocations
+    std::map<HostStream*, ProcessTag> streams;
     long calls = 0;
     long fail_at = 0;
     Result fail_code = 0;
@@ -73,6 +78,24 @@ bool within_one_pinned_range(const void* host, std::size_t bytes) {
     if (next == fake.pinned.begin()) return false;
     const auto& [begin, size] = *std::prev(next);
     return address + bytes <= begin + size;
+}
+
+// What the driver does in every call that frees or unregisters memory. A stream that is still held
+// after so long waits for the very thread that is in here: a deadlock on a GPU.
+void wait_until_the_device_is_idle() {
+    const auto idle = [] {
+        State& fake = state();
+        const std::lock_guard lock(fake.mutex);
+        return std::all_of(fake.streams.begin(), fake.streams.end(), [](const auto& entry) {
+            const auto& [stream, process] = entry;
+            return process.forked() || stream->idle();
+        });
+    };
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (!idle()) {
+        if (std::chrono::steady_clock::now() >= deadline) return count("blocked", 1);
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
 }
 
 void* pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
@@ -168,6 +191,7 @@ Result cuMemHostRegister(void* address, std::size_t bytes, unsigned) {
 Result cuMemHostUnregister(void* address) {
     FAKE_FREE("cuMemHostUnregister")
     if (contexts_current == 0) return invalid_context;
+    wait_until_the_device_is_idle();
     return unpin("registration", address);
 }
 Result cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
@@ -180,6 +204,7 @@ Result cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
 Result cuMemFreeHost(void* address) {
     FAKE_FREE("cuMemFreeHost")
     if (contexts_current == 0) return invalid_context;
+    wait_until_the_device_is_idle();
     const Result result = unpin("host", address);
     if (result == success) std::free(address);
     return result;
@@ -194,6 +219,7 @@ Result cuMemAlloc(DevicePtr* address, std::size_t bytes) {
 Result cuMemFree(DevicePtr address) {
     FAKE_FREE("cuMemFree")
     if (contexts_current == 0) return invalid_context;
+    wait_until_the_device_is_idle();
     std::free(pointer(address));
     count("device", -1);
     return success;
@@ -224,12 +250,18 @@ Result cuMemsetD8Async(DevicePtr target, unsigned char value, std::size_t bytes,
 
 Result cuStreamCreate(Stream* stream, unsigned) {
     FAKE_CALL("cuStreamCreate")
-    *stream = reinterpret_cast<Stream>(new HostStream);
+    auto* made = new HostStream;
+    *stream = reinterpret_cast<Stream>(made);
     count("stream", 1);
+    const std::lock_guard lock(state().mutex);
+    state().streams.emplace(made, ProcessTag());
     return success;
 }
 Result cuStreamDestroy(Stream stream) {
-    FAKE_FREE("cuStreamDestroy")
+    FAKE_FREE("cuStreamDestroy") {
+        const std::lock_guard lock(state().mutex);
+        state().streams.erase(stream_of(stream));
+    }
     delete stream_of(stream);
     count("stream", -1);
     return success;

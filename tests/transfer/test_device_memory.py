@@ -100,6 +100,7 @@ def test_ordinary_memory_falls_when_cpu_tensors_are_offloaded(torch_device: str)
 def test_a_hundred_cycles_leave_memory_flat(engine: TransferEngine, torch_device: str) -> None:
     states = {f"s{i}": torch.ones(5000, device=torch_device) for i in range(100)}
     before = {name: storage_bits(x) for name, x in states.items()}
+    on_gpu = torch.cuda.memory_allocated() if torch_device != "cpu" else 0
 
     def cycle(times: int) -> None:
         for _ in range(times):
@@ -113,4 +114,4 @@ def test_a_hundred_cycles_leave_memory_flat(engine: TransferEngine, torch_device
     assert {name: storage_bits(x) for name, x in states.items()} == before
     assert engine.arena.stats().used_bytes == 0
     if torch_device != "cpu":
-        assert torch.cuda.memory_allocated() < 4 * MIB
+        assert torch.cuda.memory_allocated() == on_gpu

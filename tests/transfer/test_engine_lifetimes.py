@@ -229,3 +229,24 @@ assert torch.ones(1 << 20, device="cuda:0").sum().item() == 1 << 20
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_nobody_holds_goes_at_once_and_not_with_the_garbage_collector(
+    torch_device: str,
+) -> None:
+    def use() -> list[weakref.ref[object]]:
+        arena = PinnedArena("1MiB", device=torch_device)
+        engine = TransferEngine(arena)
+        x = torch.ones(1000, device=torch_device)
+        engine.offload(x)
+        engine.reload(defer=True).wait()
+        plan = engine.plan({"x": x})
+        plan.offload()
+        plan.reload()
+        return [weakref.ref(arena), weakref.ref(engine), weakref.ref(plan)]
+
+    gc.disable()
+    try:
+        assert [ref() for ref in use()] == [None] * 3
+    finally:
+        gc.enable()
