@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pinferry import _native
-from pinferry.errors import ArenaClosed, ArenaInUse, InvalidArgument, InvalidSize
+from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse
 from pinferry.pool.block import PinnedBlock
 from pinferry.pool.device import numa_node_of, open_device
 from pinferry.pool.host_memory import require_host_bytes
+from pinferry.pool.options import ArenaOptions
 from pinferry.pool.sizes import format_bytes, parse_size
 from pinferry.pool.stats import ArenaStats
+from pinferry.pool.supply import ChunkSupply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
 __all__ = ["PinnedArena"]
 
-# Where the gain of another thread that touches pages ends, measured at 4 GiB on 16 cores.
-_MOST_THREADS = 16
-_PAGE = 2 * 2**20
-_BACKENDS = {
-    "auto": _native.Backend.AUTO,
-    "registered": _native.Backend.REGISTERED,
-    "driver": _native.Backend.DRIVER,
-    "unpinned": _native.Backend.UNPINNED,
-}
+_Dealt = TypeVar("_Dealt")
 
 
 class PinnedArena:
     """Pinned host memory that is made once and never pinned again.
 
     Making it costs time (about 0.05 s/GiB on 16 cores with huge pages); taking a block from it
-    costs microseconds. Any thread may use it.
+    costs microseconds. Any thread may use it. Its memory comes in chunks: the capacity at once,
+    more on demand where `max_capacity` allows it, and `trim` gives chunks back that nobody uses.
 
     Parameters
     ----------
@@ -44,9 +39,16 @@ class PinnedArena:
     device
         ``"cuda:N"`` or ``"cpu"``: whose copies it serves. For a GPU the memory is pinned, and
         placed next to it; the CPU device needs no pinning.
+    max_capacity
+        Bytes that the arena may grow to, one chunk at a time, when a block finds no room. Default:
+        `capacity`. Address space is taken for all of it, memory is not.
+    eager
+        False returns once the first chunk is there, and makes the others in the background; blocks
+        are dealt out as chunks become ready. `wait_ready` waits for all of them.
     chunk
-        Bytes that the driver pins in one call. No block crosses from one chunk into the next.
-        Recent drivers refuse a call of 512 GiB or more.
+        Bytes that the driver pins in one call, and the step of growth. No block crosses from one
+        chunk into the next. Default: 1 GiB where the arena grows or is made in the background, else
+        64 GiB. Recent drivers refuse a call of 512 GiB or more.
     huge_pages
         Ask for transparent huge pages: halves the time to pin.
     numa_node
@@ -54,8 +56,7 @@ class PinnedArena:
     threads
         Threads that touch the pages. Default: all that this process may use, at most 16.
     reserve_host
-        Bytes of host memory to leave to others, or text.
-
+        Bytes of host memory to leave to others, or text. Growth, too, leaves them.
     backend
         How the memory is made. ``"registered"``: pages, then pinned; ``"driver"``: the driver's own
         pinned allocation, 5 to 15 times slower to make, for where pinning pages is not permitted
@@ -65,7 +66,7 @@ class PinnedArena:
     Raises
     ------
     InvalidSize
-        If `capacity` or `chunk` makes no sense.
+        If `capacity`, `max_capacity` or `chunk` makes no sense.
     InvalidArgument
         If the device does not have that backend.
     HostMemoryLimit
@@ -88,41 +89,41 @@ class PinnedArena:
         capacity: int | str,
         *,
         device: object,
-        chunk: int | str = "64GiB",
+        max_capacity: int | str | None = None,
+        eager: bool = True,
+        chunk: int | str | None = None,
         huge_pages: bool = True,
         numa_node: int | None = None,
         threads: int | None = None,
         reserve_host: int | str = 0,
         backend: str = "auto",
     ) -> None:
-        capacity_bytes = parse_size(capacity)
-        chunk_bytes = parse_size(chunk)
-        if capacity_bytes < 512:
-            raise InvalidSize(
-                f"an arena of {capacity_bytes} bytes holds nothing; ask for 512 bytes or more",
-                requested=capacity_bytes,
-            )
-        if chunk_bytes < _PAGE or chunk_bytes % _PAGE:
-            raise InvalidSize(
-                f"a chunk is a multiple of 2 MiB (a huge page), and {chunk_bytes} bytes is not",
-                requested=chunk_bytes,
-            )
-        if threads is not None and threads < 1:
-            raise InvalidSize(f"threads={threads}: at least one thread must touch the pages")
-        if backend not in _BACKENDS:
-            raise InvalidArgument(
-                f"{backend!r} is no backend; choose from {', '.join(map(repr, _BACKENDS))}"
-            )
+        options = ArenaOptions.parse(
+            capacity,
+            max_capacity=max_capacity,
+            eager=eager,
+            chunk=chunk,
+            threads=threads,
+            reserve_host=reserve_host,
+            backend=backend,
+        )
         opened = open_device(device)
-        require_host_bytes(capacity_bytes, reserve=parse_size(reserve_host))
+        require_host_bytes(options.capacity_bytes, reserve=options.reserve_bytes)
         self._native = _native.Arena(
             device=opened,
-            nbytes=capacity_bytes,
-            chunk_nbytes=chunk_bytes,
+            nbytes=options.capacity_bytes,
+            chunk_nbytes=options.chunk_bytes,
             numa_node=numa_node if numa_node is not None else numa_node_of(opened),
             huge_pages=huge_pages,
-            threads=threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS),
-            backend=_BACKENDS[backend],
+            threads=options.threads,
+            backend=options.backend,
+            max_nbytes=options.max_capacity_bytes,
+            eager=eager,
+        )
+        self._supply = ChunkSupply(
+            self._native,
+            initial_bytes=options.capacity_bytes,
+            reserve_bytes=options.reserve_bytes,
         )
 
     @property
@@ -137,8 +138,13 @@ class PinnedArena:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that can be dealt out."""
+        """Bytes that can be dealt out: those of the chunks that are there."""
         return self._native.stats().capacity_bytes
+
+    @property
+    def max_capacity_bytes(self) -> int:
+        """Bytes that the arena may grow to."""
+        return self._native.stats().max_capacity_bytes
 
     @property
     def backend(self) -> str:
@@ -158,6 +164,9 @@ class PinnedArena:
     def alloc(self, nbytes: int | str, *, timeout: float | None = 0.0) -> PinnedBlock:
         """Return a contiguous block.
 
+        Where none is free, chunks are waited for that are being made, and made that may follow:
+        that blocks the host for as long as pinning them takes.
+
         Parameters
         ----------
         nbytes
@@ -170,14 +179,21 @@ class PinnedArena:
         ------
         ArenaExhausted
             If there is no free range of that size; it has ``requested``, ``free``, ``largest_free``
-            and ``in_flight``.
+            and ``in_flight``. Its cause says why the arena cannot grow, if it was tried.
         ArenaClosed
             If the arena was closed.
         """
-        return PinnedBlock(self._native.allocate(parse_size(nbytes), timeout))
+        size = parse_size(nbytes)
+        native = self._native.try_allocate(size)
+        while native is None:
+            if not self._supply.more(self._native, [size], contiguous=True):
+                native = self._last_try(lambda: self._native.allocate(size, timeout))
+            else:
+                native = self._native.try_allocate(size)
+        return PinnedBlock(native)
 
     def try_alloc(self, nbytes: int | str) -> PinnedBlock | None:
-        """Return a contiguous block, or None if none is free now. Never waits."""
+        """Return a contiguous block, or None if none is free now. Never waits, never grows."""
         native = self._native.try_allocate(parse_size(nbytes))
         return None if native is None else PinnedBlock(native)
 
@@ -187,8 +203,71 @@ class PinnedArena:
         Succeeds whenever that many bytes are free in all, however scattered. Parameters and errors
         as for `alloc`.
         """
-        [extents] = self._native.allocate_extents([parse_size(nbytes)], timeout)
+        [extents] = self.deal([parse_size(nbytes)], timeout=timeout)
         return [PinnedBlock(native) for native in extents]
+
+    def deal(
+        self, sizes: Sequence[int], *, timeout: float | None = 0.0
+    ) -> list[list[_native.Block]]:
+        """Return extents of the core for each of `sizes`, all or none: for the transfer engine.
+
+        Otherwise as `alloc_extents`.
+        """
+        dealt = self._native.try_allocate_extents(sizes)
+        while dealt is None:
+            if not self._supply.more(self._native, sizes, contiguous=False):
+                dealt = self._last_try(lambda: self._native.allocate_extents(sizes, timeout))
+            else:
+                dealt = self._native.try_allocate_extents(sizes)
+        return dealt
+
+    def _last_try(self, allocate: Callable[[], _Dealt]) -> _Dealt:
+        """Wait for what is in flight; there is no more memory to be had."""
+        try:
+            return allocate()
+        except ArenaExhausted as error:
+            failure = self._supply.failure
+            if failure is None:
+                raise
+            raise ArenaExhausted(
+                f"{error}. It could not grow: {failure}", **error.fields
+            ) from failure
+
+    def wait_ready(self, timeout: float | None = None) -> bool:
+        """Wait until the chunks that are made in the background are there.
+
+        Parameters
+        ----------
+        timeout
+            Seconds; None waits for as long as it takes.
+
+        Returns
+        -------
+        bool
+            False if it takes longer.
+
+        Raises
+        ------
+        HostMemoryLimit, RegistrationFailed
+            If one could not be made. The arena goes on with those that are there.
+        """
+        return self._supply.wait(timeout)
+
+    def trim(self, keep: int | str = 0) -> int:
+        """Give back chunks in which no byte is used; return how many bytes went.
+
+        Lowers resident and locked memory. Pinning them again costs what it cost before, and happens
+        when a block finds no room. The last chunks go first. The driver waits until the GPU has
+        finished what it was given, by anyone: so does this.
+
+        Parameters
+        ----------
+        keep
+            Capacity to keep at least, bytes or text.
+        """
+        keep_bytes = parse_size(keep)
+        self._supply.wait_idle()
+        return self._native.trim(keep_bytes)
 
     def stats(self) -> ArenaStats:
         """Return the counters of this moment."""
@@ -197,8 +276,9 @@ class PinnedArena:
     def close(self, *, force: bool = False) -> None:
         """Deal out nothing more, and give the memory back.
 
-        Closing twice is harmless. To unpin memory the driver waits until the GPU has finished what
-        it was given, by anyone: do not close amid work that this thread has yet to complete.
+        Closing twice is harmless. Memory that a copy still uses goes back after it. To unpin memory
+        the driver waits until the GPU has finished what it was given, by anyone: do not close amid
+        work that this thread has yet to complete.
 
         Parameters
         ----------
@@ -221,6 +301,7 @@ class PinnedArena:
                 blocks=held.blocks,
                 used=held.used_bytes,
             )
+        self._supply.stop()
         self._native.close()
 
     def __enter__(self) -> Self:

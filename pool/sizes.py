@@ -53,6 +53,8 @@ def parse_size(size: SupportsIndex | str) -> int:
     >>> parse_size("1.5 GB")
     1500000000
     """
+    if type(size) is int and 0 <= size <= _LARGEST:  # what nearly every caller gives
+        return size
     nbytes = _parse_text(size) if isinstance(size, str) else _index(size)
     if nbytes < 0:
         raise InvalidSize("a size cannot be negative", requested=max(nbytes, -(2**63)))

@@ -18,7 +18,9 @@ class ArenaStats:
     Attributes
     ----------
     capacity_bytes
-        Everything that can be dealt out.
+        Everything that can be dealt out: the chunks that are there.
+    max_capacity_bytes
+        What the arena may grow to.
     used_bytes
         Held by blocks.
     peak_bytes
@@ -36,6 +38,7 @@ class ArenaStats:
     """
 
     capacity_bytes: int
+    max_capacity_bytes: int
     used_bytes: int
     peak_bytes: int
     free_bytes: int

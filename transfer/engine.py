@@ -250,7 +250,7 @@ class TransferEngine:
         """Take room in the arena for each storage, or raise `ArenaExhausted`."""
         sizes = [handle.nbytes for handle in handles.values()]
         try:
-            blocks = self._arena.native.allocate_extents(sizes, _ARENA_WAIT_S)
+            blocks = self._arena.deal(sizes, timeout=_ARENA_WAIT_S)
         except ArenaExhausted as error:
             raise ArenaExhausted(
                 f"cannot offload {len(sizes)} storages, {format_bytes(sum(sizes))}, and nothing "

@@ -4,19 +4,12 @@
 #include <cstdint>
 #include <numeric>
 #include <thread>
-#include <unordered_map>
 
 #include "error.hpp"
 #include "format_bytes.hpp"
 
 namespace pinferry {
 namespace {
-
-// A source off by 64 bytes costs a third of the H2D rate on PCIe 5.0; CUDA's allocators give 512.
-constexpr std::size_t block_alignment = 512;
-
-constexpr std::size_t page_bytes = 4096;
-constexpr std::size_t largest_capacity = std::size_t{1} << 47;  // user space on x86-64 and arm64
 
 constexpr auto first_pause = std::chrono::microseconds(20);
 constexpr auto longest_pause = std::chrono::microseconds(1000);
@@ -27,68 +20,56 @@ std::size_t saturating_sum(std::size_t a, std::size_t b) {
 
 }  // namespace
 
-std::shared_ptr<Arena> Arena::create(std::shared_ptr<Device> device,
-                                     const HostMemoryRequest& request) {
-    device->process().require_same_process("this device");
-    if (request.bytes > largest_capacity) {
-        throw Error("InvalidSize",
-                    format_bytes(request.bytes) + " cannot be addressed by a process");
-    }
-    if (request.chunk_bytes == 0 || request.chunk_bytes % page_bytes != 0) {
-        throw Error("InvalidSize", "a chunk is a positive multiple of 4096 bytes, and " +
-                                       std::to_string(request.chunk_bytes) + " is not");
-    }
-    device->release_due();  // pinned memory of arenas that died under a copy goes back first
-    auto memory = device->make_host_memory(request);
-    return std::shared_ptr<Arena>(new Arena(std::move(device), std::move(memory)));
-}
-
-Arena::Arena(std::shared_ptr<Device> device, std::unique_ptr<HostMemory> memory)
-    : device_(std::move(device)),
-      memory_(std::move(memory)),
-      free_(memory_->size(), memory_->chunk_bytes(), block_alignment) {}
-
-Arena::~Arena() {
-    if (device_->process().forked()) {
-        // The mapping does not exist here; its addresses may be somebody else's by now.
-        static_cast<void>(memory_.release());
-        return;
-    }
-    reclaim_retired();
-    Events pending;
-    for (Retired& entry : retired_) {
-        pending.insert(pending.end(), entry.events.begin(), entry.events.end());
-    }
-    // A copy may be stuck behind its producer: the device takes the memory over, and nothing waits.
-    Device* device = device_.get();
-    // Held by the closure alone, so that it dies where the device's context is current.
-    std::shared_ptr<HostMemory> memory = std::move(memory_);
-    device->release_after(std::move(pending), [device, memory = std::move(memory)]() mutable {
-        device->destroy_host_memory(std::move(memory));
-    });
+void Arena::require_open() const {
+    if (closed_) throw Error("ArenaClosed", "this arena is closed; make a new one");
 }
 
 void Arena::require_usable() const {
     device_->process().require_same_process("this arena");
     const std::lock_guard lock(mutex_);
-    if (closed_) throw Error("ArenaClosed", "this arena is closed; make a new one");
+    require_open();
+}
+
+void Arena::count_blocks(std::size_t blocks) noexcept {
+    counters_.blocks += blocks;
+    counters_.allocations += blocks;
+    counters_.peak_bytes = std::max(counters_.peak_bytes, free_.capacity() - free_.free_bytes());
 }
 
 std::shared_ptr<Block> Arena::try_allocate(std::size_t bytes) {
-    require_usable();
+    device_->process().require_same_process("this arena");
     reclaim_retired();
-    Ranges found;
-    if (!find_ranges({bytes}, true, found)) return nullptr;
-    return deal({bytes}, found).front().front();
+    std::optional<Range> range;
+    {
+        const std::lock_guard lock(mutex_);
+        require_open();
+        range = free_.allocate(bytes);
+        if (!range) return nullptr;
+        count_blocks(1);
+    }
+    return deal_one(*range, bytes);
 }
 
 std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout) {
+    if (auto block = try_allocate(bytes)) return block;
     return deal({bytes}, await_ranges({bytes}, true, timeout)).front().front();
 }
 
 std::vector<Blocks> Arena::allocate_extents(const std::vector<std::size_t>& sizes,
                                             Timeout timeout) {
     return deal(sizes, await_ranges(sizes, false, timeout));
+}
+
+std::optional<std::vector<Blocks>> Arena::try_allocate_extents(
+    const std::vector<std::size_t>& sizes) {
+    require_usable();
+    reclaim_retired();
+    Ranges found;
+    {
+        const std::lock_guard lock(mutex_);
+        if (!find_ranges(sizes, false, found)) return std::nullopt;
+    }
+    return deal(sizes, found);
 }
 
 Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool contiguous,
@@ -99,7 +80,10 @@ Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool co
     while (true) {
         require_usable();
         reclaim_retired();
-        if (find_ranges(sizes, contiguous, found)) return found;
+        {
+            const std::lock_guard lock(mutex_);
+            if (find_ranges(sizes, contiguous, found)) return found;
+        }
         const bool late = timeout && std::chrono::steady_clock::now() - start >= *timeout;
         if (late || !may_fit_later(sizes, contiguous)) refuse(sizes, contiguous);
         std::this_thread::sleep_for(pause);
@@ -108,20 +92,19 @@ Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool co
 }
 
 bool Arena::find_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Ranges& found) {
-    const std::lock_guard lock(mutex_);
     found.assign(sizes.size(), {});
+    std::size_t blocks = 0;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-        if (find_extents(sizes[i], contiguous, found[i])) continue;
+        if (find_extents(sizes[i], contiguous, found[i])) {
+            blocks += found[i].size();
+            continue;
+        }
         for (const auto& ranges : found) {
             for (const Range& range : ranges) free_.release(range);
         }
         return false;
     }
-    for (const auto& ranges : found) {
-        counters_.blocks += ranges.size();
-        counters_.allocations += ranges.size();
-    }
-    counters_.peak_bytes = std::max(counters_.peak_bytes, free_.capacity() - free_.free_bytes());
+    count_blocks(blocks);
     return true;
 }
 
@@ -162,15 +145,29 @@ std::vector<Blocks> Arena::deal(const std::vector<std::size_t>& sizes, const Ran
     return dealt;
 }
 
+std::shared_ptr<Block> Arena::deal_one(Range range, std::size_t bytes) {
+    try {
+        return std::make_shared<Block>(shared_from_this(), range, bytes);
+    } catch (...) {
+        give_back(range, {});
+        throw;
+    }
+}
+
+std::size_t Arena::rounded_sum(const std::vector<std::size_t>& sizes) const noexcept {
+    std::size_t sum = 0;
+    for (const std::size_t size : sizes) sum = saturating_sum(sum, free_.rounded(size));
+    return sum;
+}
+
 bool Arena::may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const {
     const std::lock_guard lock(mutex_);
-    if (retired_bytes_ == 0) return false;
-    std::size_t wanted = 0;
-    for (const std::size_t size : sizes) {
-        if (contiguous && size > std::min(free_.capacity(), memory_->chunk_bytes())) return false;
-        wanted = saturating_sum(wanted, free_.rounded(size));
-    }
-    return wanted <= free_.free_bytes() + retired_bytes_;
+    if (retired_.empty()) return false;
+    const auto too_large = [&](std::size_t size) {
+        return free_.rounded(size) > std::min(free_.capacity(), chunk_bytes_);
+    };
+    if (contiguous && std::any_of(sizes.begin(), sizes.end(), too_large)) return false;
+    return rounded_sum(sizes) <= free_.free_bytes() + retired_.bytes();
 }
 
 void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
@@ -186,7 +183,10 @@ void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
                           " of " + format_bytes(now.capacity_bytes) + " free, largest piece " +
                           format_bytes(now.largest_free_bytes) + ", " +
                           format_bytes(now.retired_bytes) + " still in flight. ";
-    if (requested > now.capacity_bytes) {
+    if (contiguous && requested > chunk_bytes_) {
+        message += "No block is larger than a chunk, " + format_bytes(chunk_bytes_) +
+                   ": take several pieces (alloc_extents), or make chunks larger";
+    } else if (requested > now.max_capacity_bytes) {
         message += "Make the arena larger";
     } else if (requested <= now.free_bytes + now.retired_bytes && now.retired_bytes > 0) {
         message += "Wait for the copies in flight (timeout=), or make the arena larger";
@@ -207,73 +207,46 @@ void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
 
 void Arena::give_back(Range range, Events events) noexcept {
     if (device_->process().forked()) return;
+    bool last = false;
     try {
         const std::lock_guard lock(mutex_);
         --counters_.blocks;
+        last = closed_ && counters_.blocks == 0;
         if (events.empty()) {
             free_.release(range);
         } else {
-            retired_.push_back({range, std::move(events)});
-            retired_bytes_ += range.size;
+            retired_.add(range, std::move(events));
+            any_retired_.store(true, std::memory_order_relaxed);
         }
     } catch (const std::exception&) {
         // No memory for the bookkeeping: the range stays out of use, which harms nobody.
     }
+    if (last) release_memory();
 }
 
 void Arena::reclaim_retired() noexcept {
-    if (device_->process().forked()) return;
+    if (!any_retired_.load(std::memory_order_relaxed) || device_->process().forked()) return;
     try {
-        // A batch of copies shares one event among thousands of blocks: each is asked once, and
-        // outside the lock. The ranges stay where they are meanwhile, so that nobody misses them.
-        std::unordered_map<std::shared_ptr<Event>, bool> complete;
+        // Asked outside the lock. The ranges stay where they are meanwhile, so that nobody misses
+        // them.
+        std::vector<Events> groups;
         {
             const std::lock_guard lock(mutex_);
-            for (const Retired& entry : retired_) {
-                for (const auto& event : entry.events) complete.emplace(event, false);
-            }
+            groups = retired_.groups();
         }
-        if (complete.empty()) return;
-        for (auto& [event, done] : complete) done = event->complete();
-        const auto pending = [&](const Retired& entry) {
-            return std::any_of(entry.events.begin(), entry.events.end(), [&](const auto& event) {
-                const auto asked = complete.find(event);
-                return asked == complete.end() || !asked->second;
-            });
+        const auto pending = [](const Events& events) {
+            return std::any_of(events.begin(), events.end(),
+                               [](const auto& event) { return !event->complete(); });
         };
+        groups.erase(std::remove_if(groups.begin(), groups.end(), pending), groups.end());
         const std::lock_guard lock(mutex_);
-        const auto free = std::partition(retired_.begin(), retired_.end(), pending);
-        for (auto entry = free; entry != retired_.end(); ++entry) {
-            retired_bytes_ -= entry->range.size;
-            free_.release(entry->range);
+        for (const Events& events : groups) {
+            for (const Range& range : retired_.take(events)) free_.release(range);
         }
-        retired_.erase(free, retired_.end());
+        any_retired_.store(!retired_.empty(), std::memory_order_relaxed);
     } catch (const std::exception&) {
         // No memory for the bookkeeping now: the ranges come back at a later call.
     }
-}
-
-void Arena::close() noexcept {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-}
-
-bool Arena::closed() const noexcept {
-    const std::lock_guard lock(mutex_);
-    return closed_;
-}
-
-ArenaStats Arena::stats() {
-    reclaim_retired();
-    const std::lock_guard lock(mutex_);
-    ArenaStats now = counters_;
-    now.capacity_bytes = free_.capacity();
-    now.free_bytes = free_.free_bytes();
-    now.largest_free_bytes = free_.largest_free();
-    now.retired_bytes = retired_bytes_;
-    now.used_bytes = now.capacity_bytes - now.free_bytes - now.retired_bytes;
-    now.locked_bytes = memory_->locked_bytes();
-    return now;
 }
 
 }  // namespace pinferry

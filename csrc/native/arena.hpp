@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -8,13 +9,15 @@
 
 #include "device.hpp"
 #include "free_list.hpp"
+#include "retired_ranges.hpp"
 
 namespace pinferry {
 
 struct ArenaStats {
-    std::size_t capacity_bytes = 0;
-    std::size_t used_bytes = 0;  // held by blocks
-    std::size_t peak_bytes = 0;  // largest used + retired so far
+    std::size_t capacity_bytes = 0;      // of the chunks that are made
+    std::size_t max_capacity_bytes = 0;  // of all chunks
+    std::size_t used_bytes = 0;          // held by blocks
+    std::size_t peak_bytes = 0;          // largest used + retired so far
     std::size_t free_bytes = 0;
     std::size_t largest_free_bytes = 0;
     std::size_t retired_bytes = 0;  // freed, but a copy may still run
@@ -24,16 +27,23 @@ struct ArenaStats {
     std::size_t failures = 0;     // requests refused by an error so far
 };
 
+// A part of an arena's address space and what it is.
+struct Region {
+    enum class Kind { used, free, retired, absent, making };
+    Kind kind = Kind::absent;
+    Range range;
+};
+
 class Block;
 using Blocks = std::vector<std::shared_ptr<Block>>;
 using Timeout = std::optional<std::chrono::nanoseconds>;
 
-// Host memory made once and dealt out as blocks. A block freed while a copy still uses it is
+// Host memory made in chunks and dealt out as blocks. A block freed while a copy still uses it is
 // *retired*: its range comes back when those copies are complete, whatever order they end in.
 // Any thread may call anything. No driver call is made under the lock.
 class Arena : public std::enable_shared_from_this<Arena> {
   public:
-    // Blocks the host while the memory is made.
+    // Blocks the host while the first chunks are made: all of them or, with an error, none.
     static std::shared_ptr<Arena> create(std::shared_ptr<Device> device,
                                          const HostMemoryRequest& request);
     ~Arena();
@@ -50,47 +60,78 @@ class Arena : public std::enable_shared_from_this<Arena> {
     // otherwise, so that it succeeds whenever the free bytes suffice in all. All sizes or none.
     // Waits and throws as allocate does.
     std::vector<Blocks> allocate_extents(const std::vector<std::size_t>& sizes, Timeout timeout);
+    // The same, or nothing. Never waits.
+    std::optional<std::vector<Blocks>> try_allocate_extents(const std::vector<std::size_t>& sizes);
 
-    // No more blocks from now on. Memory goes back when the last block and view are gone.
+    // Whether chunks that are not made yet would make room for a request that finds none.
+    bool would_fit_after_growth(const std::vector<std::size_t>& sizes, bool contiguous) const;
+    // The size of the chunk that make_chunk() would make; 0 where all are made.
+    std::size_t next_chunk_bytes() const;
+    // Makes the first chunk that is not there; false where all are, or when the arena was closed
+    // meanwhile. Blocks the host.
+    // Throws Error("RegistrationFailed") or Error("HostMemoryLimit"), and changes nothing.
+    bool make_chunk();
+    // Drops chunks in which no byte is used, the last ones first, as long as `keep` bytes remain.
+    // Returns how many bytes went. A driver waits until its device is idle: so does this.
+    std::size_t trim(std::size_t keep);
+
+    // No more blocks from now on. Memory goes back at once or, where blocks live, with the last of
+    // them. Where a copy still uses it, it goes back once that has ended and this arena is asked
+    // for its statistics, or another one is made or dropped: nothing waits for a copy that is
+    // stuck. A driver waits until its device is idle.
     void close() noexcept;
     bool closed() const noexcept;
 
     ArenaStats stats();
+    // Everything, by offset, without gaps within a chunk.
+    std::vector<Region> layout();
+    // How the memory is made, for people.
+    std::string describe() const;
     const std::shared_ptr<Device>& device() const noexcept { return device_; }
     const HostMemory& memory() const noexcept { return *memory_; }
 
   private:
     friend class Block;
-    struct Retired {
+    struct Chunk {
+        enum class State { absent, making, made, dropping };
         Range range;
-        Events events;
+        State state = State::absent;
     };
 
-    Arena(std::shared_ptr<Device> device, std::unique_ptr<HostMemory> memory);
+    Arena(std::shared_ptr<Device> device, const HostMemoryRequest& request);
 
     using Ranges = std::vector<std::vector<Range>>;
 
-    void require_usable() const;
+    // Those below with mutex_ held.
+    void require_open() const;
+    void count_blocks(std::size_t blocks) noexcept;
     bool find_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Ranges& found);
-    bool find_extents(std::size_t bytes, bool contiguous,
-                      std::vector<Range>& found);  // mutex_ held
+    bool find_extents(std::size_t bytes, bool contiguous, std::vector<Range>& found);
+    std::size_t rounded_sum(const std::vector<std::size_t>& sizes) const noexcept;
+
+    // Those below without.
+    void require_usable() const;
     Ranges await_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout);
     std::vector<Blocks> deal(const std::vector<std::size_t>& sizes, const Ranges& ranges);
+    std::shared_ptr<Block> deal_one(Range range, std::size_t bytes);
     void reclaim_retired() noexcept;
     bool may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const;
     [[noreturn]] void refuse(const std::vector<std::size_t>& sizes, bool contiguous);
+    void release_memory() noexcept;
 
     // Called by a dying block. Never throws.
     void give_back(Range range, Events events) noexcept;
 
     std::shared_ptr<Device> device_;
-    std::unique_ptr<HostMemory> memory_;
+    std::shared_ptr<HostMemory> memory_;
+    std::size_t chunk_bytes_;
     mutable std::mutex mutex_;
-    FreeList free_;                  // guarded by mutex_
-    std::vector<Retired> retired_;   // guarded by mutex_
-    std::size_t retired_bytes_ = 0;  // guarded by mutex_; with the ranges being polled
-    ArenaStats counters_;            // guarded by mutex_: only what cannot be derived
-    bool closed_ = false;            // guarded by mutex_
+    std::vector<Chunk> chunks_;             // guarded by mutex_, but for their ranges
+    FreeList free_;                         // guarded by mutex_
+    RetiredRanges retired_;                 // guarded by mutex_; with the ranges being polled
+    ArenaStats counters_;                   // guarded by mutex_: only what cannot be derived
+    bool closed_ = false;                   // guarded by mutex_
+    std::atomic<bool> any_retired_{false};  // a hint, so that most calls lock once
 };
 
 // One contiguous range of an arena, held for as long as the block lives. It holds its arena.

@@ -1,5 +1,8 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
+
 #include "arena.hpp"
 #include "bindings.hpp"
 #include "seconds.hpp"
@@ -14,14 +17,28 @@ using Seconds = std::optional<double>;
 
 std::shared_ptr<Arena> create(std::shared_ptr<Device> device, std::size_t nbytes,
                               std::size_t chunk_nbytes, std::optional<int> numa_node,
-                              bool huge_pages, unsigned threads, Backend backend) {
+                              bool huge_pages, unsigned threads, Backend backend,
+                              std::size_t max_nbytes, bool eager) {
+    ChunkLayout layout = lay_out_chunks(nbytes, max_nbytes, chunk_nbytes);
+    const std::size_t at_once = eager ? layout.initial : std::min<std::size_t>(layout.initial, 1);
     return Arena::create(std::move(device),
-                         {nbytes, chunk_nbytes, {numa_node, huge_pages, threads}, backend});
+                         {std::move(layout), at_once, {numa_node, huge_pages, threads}, backend});
+}
+
+std::vector<std::tuple<const char*, std::size_t, std::size_t>> layout(Arena& arena) {
+    constexpr std::array names{"used", "free", "retired", "absent", "making"};
+    std::vector<std::tuple<const char*, std::size_t, std::size_t>> regions;
+    for (const Region& region : arena.layout()) {
+        regions.emplace_back(names[static_cast<std::size_t>(region.kind)], region.range.offset,
+                             region.range.size);
+    }
+    return regions;
 }
 
 void bind_stats(py::module_& module) {
     py::class_<ArenaStats>(module, "ArenaStats", "Counters of an arena at one moment, in bytes.")
         .def_readonly("capacity_bytes", &ArenaStats::capacity_bytes)
+        .def_readonly("max_capacity_bytes", &ArenaStats::max_capacity_bytes)
         .def_readonly("used_bytes", &ArenaStats::used_bytes)
         .def_readonly("peak_bytes", &ArenaStats::peak_bytes)
         .def_readonly("free_bytes", &ArenaStats::free_bytes)
@@ -67,7 +84,8 @@ void bind_arena(py::module_& module) {
                                               "Host memory made once, dealt out as blocks.")
         .def(py::init(&create), py::kw_only(), py::arg("device").none(false), py::arg("nbytes"),
              py::arg("chunk_nbytes"), py::arg("numa_node"), py::arg("huge_pages"),
-             py::arg("threads"), py::arg("backend") = Backend::automatic, Unlocked())
+             py::arg("threads"), py::arg("backend") = Backend::automatic, py::arg("max_nbytes") = 0,
+             py::arg("eager") = true, Unlocked())
         .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), Unlocked())
         .def(
             "allocate",
@@ -81,13 +99,19 @@ void bind_arena(py::module_& module) {
                 return arena.allocate_extents(sizes, timeout_from_seconds(timeout));
             },
             py::arg("sizes"), py::arg("timeout"), Unlocked())
-        .def("close", &Arena::close)
+        .def("try_allocate_extents", &Arena::try_allocate_extents, py::arg("sizes"), Unlocked())
+        .def("would_fit_after_growth", &Arena::would_fit_after_growth, py::arg("sizes"),
+             py::arg("contiguous"), Unlocked())
+        .def_property_readonly("next_chunk_nbytes", &Arena::next_chunk_bytes)
+        .def("make_chunk", &Arena::make_chunk, Unlocked())
+        .def("trim", &Arena::trim, py::arg("keep_nbytes"), Unlocked())
+        .def("layout", &layout, Unlocked())
+        .def("close", &Arena::close, Unlocked())
         .def_property_readonly("closed", &Arena::closed)
         .def_property_readonly("device", &Arena::device)
         .def_property_readonly("backend",
                                [](const Arena& arena) { return arena.memory().backend(); })
-        .def_property_readonly("description",
-                               [](const Arena& arena) { return arena.memory().describe(); })
+        .def_property_readonly("description", &Arena::describe)
         .def("stats", &Arena::stats, Unlocked());
 }
 

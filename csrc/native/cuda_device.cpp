@@ -113,13 +113,17 @@ std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest
                     "a GPU needs pinned memory; use backend 'auto', 'registered' or 'driver'");
     }
     const Scope scope(*context_);
+    const auto chunks = request.first_chunks();
     const auto from_driver = [&](const std::string& reason) {
-        return std::make_unique<DriverMemory>(driver_, request.bytes, request.chunk_bytes, reason);
+        auto memory = std::make_unique<DriverMemory>(driver_, request.layout, reason);
+        make_all(*memory, chunks);
+        return memory;
     };
     if (request.backend == Backend::driver) return from_driver("it was asked for");
     try {
-        return std::make_unique<RegisteredMemory>(driver_, request.bytes, request.chunk_bytes,
-                                                  request.pages);
+        auto memory = std::make_unique<RegisteredMemory>(driver_, request.layout, request.pages);
+        make_all(*memory, chunks);
+        return memory;
     } catch (const Error& error) {
         const bool forbidden = error.kind() == "RegistrationFailed" && !error.fields().empty() &&
                                error.fields().front().second == cuda::error_not_supported;
@@ -128,14 +132,16 @@ std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest
     }
 }
 
-void CudaDevice::destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept {
+void CudaDevice::make_chunk(HostMemory& memory, Range chunk) {
+    const Scope scope(*context_);
+    memory.make(chunk);
+}
+
+bool CudaDevice::drop_chunk(HostMemory& memory, Range chunk) noexcept {
+    // After a fork or the driver's end there is nothing to give back to.
     const Scope scope(*context_, std::nothrow);
-    if (scope.ok()) {
-        memory.reset();
-    } else {
-        // After a fork or the driver's end there is nothing to give back to.
-        static_cast<void>(new std::shared_ptr<HostMemory>(std::move(memory)));
-    }
+    if (scope.ok()) memory.drop(chunk);
+    return scope.ok();
 }
 
 Address CudaDevice::allocate(std::size_t bytes) {

@@ -26,7 +26,8 @@ class CudaDevice final : public Device {
     void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) override;
     void drain() noexcept override;
     std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) override;
-    void destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept override;
+    void make_chunk(HostMemory& memory, Range chunk) override;
+    bool drop_chunk(HostMemory& memory, Range chunk) noexcept override;
     Address allocate(std::size_t bytes) override;
     std::unique_ptr<OwnedStream> create_stream() override;
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "deferred_releases.hpp"
 #include "event.hpp"
@@ -29,10 +30,15 @@ enum class Backend { automatic, registered, driver, unpinned };
 
 // What an arena asks of a device.
 struct HostMemoryRequest {
-    std::size_t bytes = 0;
-    std::size_t chunk_bytes = 0;
+    ChunkLayout layout;
+    std::size_t at_once = 1;  // chunks, the first ones, to make with it; at least one
     PageOptions pages;
     Backend backend = Backend::automatic;
+
+    std::vector<Range> first_chunks() const {
+        return {layout.chunks.begin(),
+                layout.chunks.begin() + static_cast<std::ptrdiff_t>(at_once)};
+    }
 };
 
 // A stream that the caller owns. Tests and benchmarks play producers and consumers with it.
@@ -98,11 +104,14 @@ class Device {
     // Blocks the host until both copy streams are idle. Never throws: for clean-up after a failure.
     virtual void drain() noexcept = 0;
 
-    // Host memory that this device copies from and to at full speed. Blocks the host.
+    // Host memory that this device copies from and to at full speed, with its first chunks: all of
+    // them or, with an error, nothing. Blocks the host.
     // Throws Error("InvalidArgument") for a backend that the device does not have.
     virtual std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) = 0;
-    // Gives it back under the device's context. Never throws.
-    virtual void destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept = 0;
+    // One more chunk, and one less, under the device's context. Both block the host. Dropping
+    // returns false, doing nothing, where the context is gone: then the memory must never go.
+    virtual void make_chunk(HostMemory& memory, Range chunk) = 0;
+    virtual bool drop_chunk(HostMemory& memory, Range chunk) noexcept = 0;
 
     virtual Address allocate(std::size_t bytes) = 0;
     // Frees it once the copies in flight have ended. Never blocks.

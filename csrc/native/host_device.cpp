@@ -66,11 +66,16 @@ std::unique_ptr<HostMemory> HostDevice::make_host_memory(const HostMemoryRequest
         throw Error("InvalidArgument",
                     "the CPU device has no pinned memory; use backend 'auto' or 'unpinned'");
     }
-    return std::make_unique<UnpinnedMemory>(request.bytes, request.chunk_bytes, request.pages);
+    auto memory = std::make_unique<UnpinnedMemory>(request.layout, request.pages);
+    make_all(*memory, request.first_chunks());
+    return memory;
 }
 
-void HostDevice::destroy_host_memory(std::shared_ptr<HostMemory> memory) noexcept {
-    memory.reset();
+void HostDevice::make_chunk(HostMemory& memory, Range chunk) { memory.make(chunk); }
+
+bool HostDevice::drop_chunk(HostMemory& memory, Range chunk) noexcept {
+    memory.drop(chunk);
+    return true;
 }
 
 Address HostDevice::allocate(std::size_t bytes) {

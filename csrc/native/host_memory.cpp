@@ -1,6 +1,6 @@
 #include "host_memory.hpp"
 
-#include <algorithm>
+#include <numeric>
 
 #include "error.hpp"
 #include "format_bytes.hpp"
@@ -15,77 +15,69 @@ std::string describe_pages(const Pages& pages) {
     return text;
 }
 
+Error refused(const cuda::Driver& driver, const char* call, cuda::Result result, Range chunk) {
+    return {"RegistrationFailed",
+            cuda::describe_failure(driver, call, result) + " for " + format_bytes(chunk.size),
+            {{"code", result}, {"requested", static_cast<std::int64_t>(chunk.size)}}};
+}
+
 }  // namespace
 
-UnpinnedMemory::UnpinnedMemory(std::size_t bytes, std::size_t chunk_bytes,
-                               const PageOptions& options)
-    : HostMemory(bytes, chunk_bytes), pages_(bytes, options) {}
+void make_all(HostMemory& memory, const std::vector<Range>& chunks) {
+    std::size_t made = 0;
+    const auto bytes_of = [&](std::size_t count) {
+        return std::accumulate(chunks.begin(), chunks.begin() + static_cast<std::ptrdiff_t>(count),
+                               std::size_t{0},
+                               [](std::size_t sum, Range chunk) { return sum + chunk.size; });
+    };
+    try {
+        for (; made < chunks.size(); ++made) memory.make(chunks[made]);
+    } catch (const Error& error) {
+        for (std::size_t i = 0; i < made; ++i) memory.drop(chunks[i]);
+        auto fields = error.fields();
+        for (auto& [name, value] : fields) {
+            if (name == "requested") value = static_cast<std::int64_t>(bytes_of(chunks.size()));
+        }
+        throw Error(error.kind(),
+                    std::string(error.what()) + " after " + format_bytes(bytes_of(made)) + " of " +
+                        format_bytes(bytes_of(chunks.size())) +
+                        "; every part was given back. Ask for a smaller arena",
+                    std::move(fields));
+    }
+}
 
 std::string UnpinnedMemory::describe() const {
     return "the CPU device needs no pinned memory; " + describe_pages(pages_);
 }
 
-RegisteredMemory::RegisteredMemory(const cuda::Driver& driver, std::size_t bytes,
-                                   std::size_t chunk_bytes, const PageOptions& options)
-    : HostMemory(bytes, chunk_bytes), driver_(driver), pages_(bytes, options) {
-    while (registered_ < size_) {
-        const std::size_t chunk = std::min(chunk_bytes_, size_ - registered_);
-        const cuda::Result result =
-            driver_.host_register(pages_.data() + registered_, chunk, cuda::register_portable);
-        if (result != cuda::success) {
-            const std::size_t done = registered_;
-            unregister_all();
-            throw Error("RegistrationFailed",
-                        cuda::describe_failure(driver_, "cuMemHostRegister", result) + " for " +
-                            format_bytes(chunk) + " after " + format_bytes(done) + " of " +
-                            format_bytes(size_) + "; every part was unregistered again",
-                        {{"code", result}, {"requested", static_cast<std::int64_t>(size_)}});
-        }
-        registered_ += chunk;
-    }
+void RegisteredMemory::make(Range chunk) {
+    pages_.populate(chunk);
+    const cuda::Result result =
+        driver_.host_register(pages_.data() + chunk.offset, chunk.size, cuda::register_portable);
+    if (result == cuda::success) return;
+    pages_.discard(chunk);
+    throw refused(driver_, "cuMemHostRegister", result, chunk);
 }
 
-RegisteredMemory::~RegisteredMemory() { unregister_all(); }
-
-void RegisteredMemory::unregister_all() noexcept {
-    for (std::size_t offset = 0; offset < registered_; offset += chunk_bytes_) {
-        // A failure means that the context is gone, and its registrations with it.
-        driver_.host_unregister(pages_.data() + offset);
-    }
-    registered_ = 0;
+void RegisteredMemory::drop(Range chunk) noexcept {
+    // A failure means that the context is gone, and its registrations with it.
+    driver_.host_unregister(pages_.data() + chunk.offset);
+    pages_.discard(chunk);
 }
 
-std::string RegisteredMemory::describe() const {
-    const std::size_t chunks = (size_ + chunk_bytes_ - 1) / chunk_bytes_;
-    return describe_pages(pages_) + ", registered in " + std::to_string(chunks) +
-           (chunks == 1 ? " chunk" : " chunks");
+std::string RegisteredMemory::describe() const { return describe_pages(pages_) + ", registered"; }
+
+void DriverMemory::make(Range chunk) {
+    void* memory = nullptr;
+    const cuda::Result result = driver_.host_alloc(&memory, chunk.size, cuda::host_alloc_portable);
+    if (result != cuda::success) throw refused(driver_, "cuMemHostAlloc", result, chunk);
+    chunks_[chunk.offset / chunk_bytes_] = static_cast<std::byte*>(memory);
 }
 
-DriverMemory::DriverMemory(const cuda::Driver& driver, std::size_t bytes, std::size_t chunk_bytes,
-                           std::string reason)
-    : HostMemory(bytes, chunk_bytes), driver_(driver), reason_(std::move(reason)) {
-    chunks_.reserve((size_ + chunk_bytes_ - 1) / chunk_bytes_);
-    for (std::size_t offset = 0; offset < size_; offset += chunk_bytes_) {
-        void* chunk = nullptr;
-        const cuda::Result result = driver_.host_alloc(
-            &chunk, std::min(chunk_bytes_, size_ - offset), cuda::host_alloc_portable);
-        if (result != cuda::success) {
-            free_all();
-            throw Error("RegistrationFailed",
-                        cuda::describe_failure(driver_, "cuMemHostAlloc", result) + " after " +
-                            format_bytes(offset) + " of " + format_bytes(size_) +
-                            "; every part was freed again. Ask for a smaller arena",
-                        {{"code", result}, {"requested", static_cast<std::int64_t>(size_)}});
-        }
-        chunks_.push_back(static_cast<std::byte*>(chunk));
-    }
-}
-
-DriverMemory::~DriverMemory() { free_all(); }
-
-void DriverMemory::free_all() noexcept {
-    for (std::byte* chunk : chunks_) driver_.host_free(chunk);
-    chunks_.clear();
+void DriverMemory::drop(Range chunk) noexcept {
+    std::byte*& memory = chunks_[chunk.offset / chunk_bytes_];
+    driver_.host_free(memory);
+    memory = nullptr;
 }
 
 std::string DriverMemory::describe() const { return "allocated by the driver, because " + reason_; }

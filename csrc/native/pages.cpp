@@ -29,16 +29,20 @@ std::size_t round_up(std::size_t bytes, std::size_t unit) {
     return (bytes + unit - 1) / unit * unit;
 }
 
+[[noreturn]] void refuse(const char* what, std::size_t size) {
+    throw Error("HostMemoryLimit",
+                std::string("the kernel refused to ") + what + " " + format_bytes(size) +
+                    " of host memory (" + std::strerror(errno) + "); ask for a smaller arena",
+                {{"requested", static_cast<std::int64_t>(size)}});
+}
+
 // Maps more than asked for and trims both ends, because mmap only promises 4 KiB alignment.
 std::byte* map_aligned(std::size_t size) {
     const std::size_t mapped = size + huge_page_bytes;
-    void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* raw =
+        mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) {
-        throw Error("HostMemoryLimit",
-                    "the kernel refused to map " + format_bytes(size) + " of host memory (" +
-                        std::strerror(errno) + "); ask for a smaller arena",
-                    {{"requested", static_cast<std::int64_t>(size)}});
+        refuse("reserve addresses for", size);
     }
     auto* begin = static_cast<std::byte*>(raw);
     const auto address = reinterpret_cast<std::uintptr_t>(begin);
@@ -83,16 +87,37 @@ void touch(std::byte* data, std::size_t size, unsigned threads) {
 
 }  // namespace
 
-Pages::Pages(std::size_t bytes, const PageOptions& options)
-    : size_(round_up(std::max<std::size_t>(bytes, 1), huge_page_bytes)) {
+Pages::Pages(const ChunkLayout& layout, const PageOptions& options)
+    : size_(round_up(std::max<std::size_t>(layout.reserved_bytes(), 1), huge_page_bytes)),
+      chunk_bytes_(layout.chunk_bytes),
+      threads_(options.threads) {
     data_ = map_aligned(size_);
     huge_pages_ = options.huge_pages && madvise(data_, size_, MADV_HUGEPAGE) == 0;
     madvise(data_, size_, MADV_DONTFORK);
     if (options.numa_node && prefer_node(data_, size_, *options.numa_node))
         numa_node_ = options.numa_node;
-    touch(data_, size_, options.threads);
 }
 
 Pages::~Pages() { munmap(data_, size_); }
+
+// To the end of the last huge page, as a mapping that stops amid one gets small pages there; but
+// never into the next chunk.
+std::size_t Pages::room_of(Range chunk) const noexcept {
+    return std::min({round_up(chunk.size, huge_page_bytes), chunk_bytes_, size_ - chunk.offset});
+}
+
+void Pages::populate(Range chunk) {
+    const std::size_t room = room_of(chunk);
+    if (mprotect(data_ + chunk.offset, room, PROT_READ | PROT_WRITE) != 0) {
+        refuse("map", chunk.size);
+    }
+    touch(data_ + chunk.offset, room, threads_);
+}
+
+void Pages::discard(Range chunk) noexcept {
+    const std::size_t room = room_of(chunk);
+    madvise(data_ + chunk.offset, room, MADV_DONTNEED);
+    mprotect(data_ + chunk.offset, room, PROT_NONE);
+}
 
 }  // namespace pinferry

@@ -22,8 +22,8 @@ constexpr std::size_t mib = std::size_t{1} << 20;
 
 std::shared_ptr<Arena> make_arena(const std::shared_ptr<Device>& device, std::size_t bytes) {
     HostMemoryRequest request;
-    request.bytes = bytes;
-    request.chunk_bytes = mib / 4;
+    request.layout = lay_out_chunks(bytes, 0, mib / 4);
+    request.at_once = request.layout.initial;
     request.pages.huge_pages = false;
     return Arena::create(device, request);
 }
@@ -177,7 +177,7 @@ TEST_CASE("an event is never asked under the arena's lock") {
     event->asked = [&] {
         asking.push_back(std::async(std::launch::async, [&] {
             static_cast<void>(arena->closed());
-            arena->close();
+            static_cast<void>(arena->next_chunk_bytes());
         }));
         ++(asking.back().wait_for(5s) == std::future_status::ready ? answered : stuck);
     };

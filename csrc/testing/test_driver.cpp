@@ -34,8 +34,8 @@ std::shared_ptr<CudaDevice> make_device() {
 
 std::shared_ptr<Arena> make_arena(const std::shared_ptr<Device>& device, std::size_t bytes) {
     HostMemoryRequest request;
-    request.bytes = bytes;
-    request.chunk_bytes = mib;
+    request.layout = lay_out_chunks(bytes, 0, mib);
+    request.at_once = request.layout.initial;
     request.pages.huge_pages = false;
     return Arena::create(device, request);
 }

@@ -195,5 +195,6 @@ def test_a_closed_arena_still_takes_back_what_is_in_flight(workbench: Workbench)
     producer.release()
     assert ticket.synchronize(LATE)
     assert content(block) == NEW
+    assert arena.stats().capacity_bytes == 2 * MIB
     del block
-    assert arena.stats().free_bytes == 2 * MIB
+    assert arena.stats().capacity_bytes == 0

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 UNIT = 512
 
 
 class FreeRanges:
     """Which units of an arena are free, kept in the plainest way there is."""
 
-    def __init__(self, capacity_bytes: int, chunk_bytes: int) -> None:
+    ABSENT = 2  # no memory is there
+
+    def __init__(self, capacity_bytes: int, chunk_bytes: int, growth: tuple[int, ...] = ()) -> None:
         self.taken = bytearray(capacity_bytes // UNIT)
         self._per_chunk = chunk_bytes // UNIT
+        self.initial = [
+            (first, min(self._per_chunk, len(self.taken) - first))
+            for first in range(0, len(self.taken), self._per_chunk)
+        ]
+        self.chunks = list(self.initial)  # (first unit, units), there or not
+        for nbytes in growth:
+            first = len(self.chunks) * self._per_chunk
+            self.chunks.append((first, nbytes // UNIT))
+            self.taken.extend(bytes([self.ABSENT]) * (first + nbytes // UNIT - len(self.taken)))
 
     @staticmethod
     def units(nbytes: int) -> int:
@@ -21,13 +34,47 @@ class FreeRanges:
         """Return (first unit, length) of every free run; a chunk's end ends a run."""
         found = []
         for chunk in range(0, len(self.taken), self._per_chunk):
-            row = bytes(self.taken[chunk : chunk + self._per_chunk])
-            start = row.find(0)
-            while start >= 0:
-                end = row.find(1, start)
-                end = len(row) if end < 0 else end
-                found.append((chunk + start, end - start))
-                start = row.find(0, end)
+            row = self.taken[chunk : chunk + self._per_chunk]
+            found += [(chunk + run.start(), len(run[0])) for run in re.finditer(rb"\x00+", row)]
+        return found
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Return the bytes of the chunks that are there."""
+        return (len(self.taken) - self.taken.count(self.ABSENT)) * UNIT
+
+    def absent(self) -> list[tuple[int, int]]:
+        """Return the chunks that are not there."""
+        return [chunk for chunk in self.chunks if self.taken[chunk[0]] == self.ABSENT]
+
+    def grow_for(self, nbytes: int, *, contiguous: bool) -> None:
+        """Make chunks, the first ones first, until `nbytes` fit or no chunk would help."""
+        wanted = self.units(nbytes)
+        while (self.best_fit(nbytes) is None) if contiguous else wanted > self.taken.count(0):
+            growth = [count for _, count in self.absent()]
+            if contiguous and wanted > max(growth, default=0):
+                return
+            if not growth or wanted > self.taken.count(0) + sum(growth):
+                return
+            first, count = self.absent()[0]
+            self.taken[first : first + count] = bytes(count)
+
+    def trim(self, keep_bytes: int) -> int:
+        """Take chunks away that are wholly free, the last ones first; return the bytes."""
+        before = self.capacity_bytes
+        for first, count in reversed(self.chunks):
+            wholly_free = not any(self.taken[first : first + count])
+            if wholly_free and self.capacity_bytes - count * UNIT >= keep_bytes:
+                self.taken[first : first + count] = bytes([self.ABSENT]) * count
+        return before - self.capacity_bytes
+
+    def regions(self) -> list[tuple[str, int, int]]:
+        """Return (kind, offset, bytes) of every run of units; a chunk's end ends a run."""
+        found = []
+        for first, count in self.chunks:
+            for run in re.finditer(rb"\x00+|\x01+|\x02+", self.taken[first : first + count]):
+                kind = ("free", "used", "absent")[run[0][0]]
+                found.append((kind, (first + run.start()) * UNIT, len(run[0]) * UNIT))
         return found
 
     @property
@@ -72,5 +119,5 @@ class FreeRanges:
     def give(self, offset: int, nbytes: int) -> None:
         """Mark a block as free again."""
         first, count = offset // UNIT, self.units(nbytes)
-        assert all(self.taken[first : first + count])
+        assert set(self.taken[first : first + count]) == {1}
         self.taken[first : first + count] = bytes(count)

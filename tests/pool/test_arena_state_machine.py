@@ -36,14 +36,21 @@ class ArenaMachine(RuleBasedStateMachine):
     """Deal out, fill, free and drop blocks; no block may ever see another one's bytes."""
 
     capacity = 0
+    growth: tuple[int, ...] = ()  # chunks that may follow
     largest_request = 0
 
     held = Bundle("held")
 
     def __init__(self) -> None:
         super().__init__()
-        self.arena = PinnedArena(self.capacity, device="cpu", chunk="2MiB", threads=1)
-        self.model = FreeRanges(self.arena.capacity_bytes, 2 * MIB)
+        self.arena = PinnedArena(
+            self.capacity,
+            device="cpu",
+            chunk="2MiB",
+            threads=1,
+            max_capacity=self.capacity + sum(self.growth),
+        )
+        self.model = FreeRanges(self.arena.capacity_bytes, 2 * MIB, self.growth)
         self.live: list[Held] = []
         self.patterns = 0
         self.peak = self.allocations = self.failures = 0
@@ -54,13 +61,13 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def hold(self, block: PinnedBlock) -> Held:
         """Enter a block that the arena dealt out into the model."""
-        assert block.offset + block.nbytes <= self.arena.capacity_bytes
+        assert block.offset + block.nbytes <= len(self.model.taken) * UNIT
         self.patterns = self.patterns % 255 + 1
         entry = Held(block.offset, block.nbytes, block.numpy(), block, self.patterns)
         entry.view[:] = entry.pattern
         self.live.append(entry)
         self.allocations += 1
-        self.peak = max(self.peak, self.arena.capacity_bytes - self.model.free_bytes)
+        self.peak = max(self.peak, self.model.capacity_bytes - self.model.free_bytes)
         return entry
 
     def hold_contiguous(self, block: PinnedBlock, nbytes: int) -> Held:
@@ -75,6 +82,8 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(target=held, raw=st.integers(0, 2**24))
     def alloc(self, raw: int) -> object:
         nbytes = self.size(raw)
+        if nbytes:
+            self.model.grow_for(nbytes, contiguous=True)
         if nbytes and self.model.best_fit(nbytes) is None:
             with pytest.raises(ArenaExhausted) as caught:
                 self.arena.alloc(nbytes)
@@ -99,6 +108,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(target=held, raw=st.integers(0, 2**25))
     def alloc_extents(self, raw: int) -> object:
         nbytes = raw % (2 * self.largest_request + 1)
+        self.model.grow_for(nbytes, contiguous=False)
         fewest = self.model.fewest_pieces(nbytes)
         if fewest is None:
             with pytest.raises(ArenaExhausted) as caught:
@@ -146,7 +156,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def stats_agree(self) -> None:
         stats = self.arena.stats()
         free = self.model.free_bytes
-        assert stats.capacity_bytes == self.capacity // UNIT * UNIT
+        assert stats.capacity_bytes == self.model.capacity_bytes
         assert stats.free_bytes == free
         assert stats.used_bytes == stats.capacity_bytes - free
         assert stats.largest_free_bytes == self.model.largest_bytes
@@ -157,10 +167,27 @@ class ArenaMachine(RuleBasedStateMachine):
         expected = 1 - stats.largest_free_bytes / free if free else 0.0
         assert stats.fragmentation == expected
 
+    @invariant()
+    def the_layout_agrees(self) -> None:
+        # Neighbouring blocks are one run to the model.
+        assert joined(self.arena.native.layout()) == self.model.regions()
+
     def teardown(self) -> None:
         self.check_bytes()
         self.live.clear()
         self.arena.close(force=True)
+
+
+def joined(regions: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Join neighbouring regions of a kind within a chunk."""
+    found: list[tuple[str, int, int]] = []
+    for kind, offset, nbytes in regions:
+        last = found[-1] if found else ("", 0, 0)
+        if (kind, offset) == (last[0], last[1] + last[2]) and offset % (2 * MIB):
+            found[-1] = (kind, last[1], last[2] + nbytes)
+        else:
+            found.append((kind, offset, nbytes))
+    return found
 
 
 class OneChunkMachine(ArenaMachine):
@@ -177,8 +204,24 @@ class SeveralChunksMachine(ArenaMachine):
     largest_request = 2 * MIB + 4096
 
 
+class GrowingMachine(ArenaMachine):
+    """An arena of half a chunk that grows to three and a half, and is trimmed."""
+
+    capacity = MIB
+    growth = (2 * MIB, 2 * MIB, MIB + 512)
+    largest_request = 2 * MIB + 4096
+
+    @rule(keep=st.integers(0, 7 * MIB))
+    def trim(self, keep: int) -> None:
+        assert self.arena.trim(keep) == self.model.trim(keep)
+        self.check_bytes()
+
+
 OneChunkMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 SeveralChunksMachine.TestCase.settings = settings(stateful_step_count=25, deadline=None)
 
+GrowingMachine.TestCase.settings = settings(stateful_step_count=25, deadline=None)
+
 TestOneChunk = OneChunkMachine.TestCase
 TestSeveralChunks = SeveralChunksMachine.TestCase
+TestGrowing = GrowingMachine.TestCase
