@@ -8,4 +8,5 @@ PYBIND11_MODULE(_native, module) {
     pinferry::bind_device(module);
     pinferry::bind_arena(module);
     pinferry::bind_transfer(module);
+    pinferry::bind_free_list(module);
 }
