@@ -9,4 +9,5 @@ PYBIND11_MODULE(_native, module) {
     pinferry::bind_arena(module);
     pinferry::bind_transfer(module);
     pinferry::bind_free_list(module);
+    pinferry::bind_measure(module);
 }

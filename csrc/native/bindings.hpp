@@ -8,6 +8,7 @@ void bind_driver(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_arena(pybind11::module_& module);
 void bind_free_list(pybind11::module_& module);
+void bind_measure(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 
 }  // namespace pinferry
