@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ class Timing:
     def median(self) -> float:
         """The middle one."""
         return statistics.median(self.seconds)
+
+    @property
+    def p99(self) -> float:
+        """The shortest that 99 of 100 do not exceed."""
+        return sorted(self.seconds)[math.ceil(0.99 * len(self.seconds)) - 1]
 
     def rate_gb_s(self, nbytes: int) -> float:
         """Return the median rate for `nbytes` a run."""
