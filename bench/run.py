@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from pinferry.bench.arena import measure_arena
 from pinferry.bench.large import measure_large
 from pinferry.bench.machine import describe_machine
 from pinferry.bench.pinning import measure_pinning
@@ -25,6 +26,7 @@ __all__ = ["BENCHMARKS", "run_benchmarks"]
 BENCHMARKS: dict[str, Callable[[str, int, int], Iterator[tuple[str, Case]]]] = {
     "pinning": measure_pinning,
     "large": lambda device, nbytes, repeats: measure_large(torch.device(device), nbytes, repeats),
+    "arena": lambda device, _, repeats: measure_arena(device, repeats),
 }
 _DEFAULT_SIZE = {"cuda": "12GB", "cpu": "256MiB"}
 _SMALLEST = 16 * 2**20
@@ -47,7 +49,8 @@ def run_benchmarks(
     device
         ``"cuda:N"``, ``"cpu"``, or ``"auto"`` for the first GPU where there is one.
     size
-        Bytes to move, or text. Default: 12 GB on a GPU, 256 MiB on the CPU.
+        Bytes to move or to pin, or text. Default: 12 GB on a GPU, 256 MiB on the CPU. The benchmark
+        of the arena takes what it needs instead.
     repeats
         Runs after the first one.
     json
@@ -69,9 +72,12 @@ def run_benchmarks(
     console.print(f"device {name} ({opened.name}), {nbytes} bytes, {repeats} runs")
     words = [*names, "--device", name, "--size", str(nbytes), "--repeats", str(repeats)]
     results = Results(describe_machine(opened, shlex.join(["pinferry", "bench", *words])))
-    for chosen in names or BENCHMARKS:
-        for key, case in BENCHMARKS[chosen](name, nbytes, repeats):
-            results.cases[key] = case
+    with console.status("measuring") as status:
+        for chosen in names or BENCHMARKS:
+            status.update(chosen)
+            for key, case in BENCHMARKS[chosen](name, nbytes, repeats):
+                results.cases[key] = case
+                status.update(f"{chosen}, past {key}")
     console.print(_table(results))
     if json is not None:
         results.write(Path(json))

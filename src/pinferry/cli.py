@@ -83,11 +83,14 @@ def doctor(
 @app.command()
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="'pinning', 'large'; default: all.")
+        list[str] | None, typer.Argument(help="'pinning', 'large', 'arena'; default: all.")
     ] = None,
     device: _Device = "auto",
     size: Annotated[
-        str | None, typer.Option(help="Bytes to move; default 12GB on a GPU, 256MiB on the CPU.")
+        str | None,
+        typer.Option(
+            help="Bytes to move; default 12GB on a GPU, 256MiB on the CPU; 'arena' ignores it."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs after the first.")] = 5,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results.")] = None,
