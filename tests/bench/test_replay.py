@@ -118,6 +118,25 @@ def test_the_cases_name_every_model_and_the_worst() -> None:
     assert cases["extents_failures"].reference > 400
 
 
+def test_three_quarters_of_the_state_are_a_sequence_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capacities: list[int] = []
+
+    def record(storages: object, cycles: int, *, capacity: int, seed: int) -> list[int]:
+        capacities.append(capacity)
+        return toggles(capacity=capacity)
+
+    monkeypatch.setattr("pinferry.bench.fragmentation.random_toggles", record)
+    cases = dict(measure_fragmentation([ModelStorages("a", 1, STORAGES)]))
+    whole, partial = capacities
+    assert EVERYTHING <= whole < 1.02 * EVERYTHING
+    assert partial == whole * 3 // 4
+    expected = replay(SIZES, toggles(capacity=partial)).fragmentation
+    assert cases["fragmentation_peak_three_quarters"].ours == expected
+    assert cases["fragmentation_peak"].ours != expected
+
+
 def test_a_failure_stops_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pinferry.bench.fragmentation.replay", lambda sizes, toggles: Replay(1, 1, 5, 3)
