@@ -43,6 +43,12 @@ def test_the_examples_of_the_readme_run_one_after_the_other() -> None:
         exec(compile(block, "README.md", "exec"), names)
 
 
+def test_the_examples_of_the_docs_say_what_they_say() -> None:
+    outcome = doctest.testfile(str(ROOT / "docs" / "arena.md"), module_relative=False)
+    assert outcome.attempted > 5
+    assert outcome.failed == 0
+
+
 def test_every_public_name_can_be_imported() -> None:
     for name in pinferry.__all__:
         assert getattr(pinferry, name) is not None
