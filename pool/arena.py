@@ -9,7 +9,7 @@ from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse
 from pinferry.pool.block import PinnedBlock
 from pinferry.pool.device import numa_node_of, open_device
 from pinferry.pool.host_memory import require_host_bytes
-from pinferry.pool.options import ArenaOptions
+from pinferry.pool.options import ArenaOptions, check_alignment
 from pinferry.pool.sizes import format_bytes, parse_size
 from pinferry.pool.stats import ArenaStats
 from pinferry.pool.supply import ChunkSupply
@@ -161,7 +161,9 @@ class PinnedArena:
         """Whether it was closed."""
         return self._native.closed
 
-    def alloc(self, nbytes: int | str, *, timeout: float | None = 0.0) -> PinnedBlock:
+    def alloc(
+        self, nbytes: int | str, *, timeout: float | None = 0.0, alignment: int = 512
+    ) -> PinnedBlock:
         """Return a contiguous block.
 
         Where none is free, chunks are waited for that are being made, and made that may follow:
@@ -174,9 +176,14 @@ class PinnedArena:
         timeout
             Seconds to wait for blocks that were freed while a copy still used them. None waits for
             as long as the copies take. The default does not wait. Blocks the host meanwhile.
+        alignment
+            Bytes that the address is a multiple of: a power of two up to 4096, which direct
+            input and output to disks asks for. Never less than 512.
 
         Raises
         ------
+        InvalidArgument
+            If `alignment` is none.
         ArenaExhausted
             If there is no free range of that size; it has ``requested``, ``free``, ``largest_free``
             and ``in_flight``. Its cause says why the arena cannot grow, if it was tried.
@@ -184,12 +191,13 @@ class PinnedArena:
             If the arena was closed.
         """
         size = parse_size(nbytes)
-        native = self._native.try_allocate(size)
+        check_alignment(alignment)
+        native = self._native.try_allocate(size, alignment)
         while native is None:
             if not self._supply.more(self._native, [size], contiguous=True):
-                native = self._last_try(lambda: self._native.allocate(size, timeout))
+                native = self._last_try(lambda: self._native.allocate(size, timeout, alignment))
             else:
-                native = self._native.try_allocate(size)
+                native = self._native.try_allocate(size, alignment)
         return PinnedBlock(native)
 
     def try_alloc(self, nbytes: int | str) -> PinnedBlock | None:

@@ -9,10 +9,11 @@ from pinferry import _native
 from pinferry.errors import InvalidArgument, InvalidSize
 from pinferry.pool.sizes import parse_size
 
-__all__ = ["ArenaOptions"]
+__all__ = ["ArenaOptions", "check_alignment"]
 
 # Where the gain of another thread that touches pages ends, measured at 4 GiB on 16 cores.
 _MOST_THREADS = 16
+_PAGE = 4096  # what every backend aligns a chunk to, at least
 _HUGE_PAGE = 2 * 2**20
 _BACKENDS = {
     "auto": _native.Backend.AUTO,
@@ -20,6 +21,15 @@ _BACKENDS = {
     "driver": _native.Backend.DRIVER,
     "unpinned": _native.Backend.UNPINNED,
 }
+
+
+def check_alignment(alignment: int) -> None:
+    """Raise `InvalidArgument` unless it is a power of two from 1 to 4096 bytes."""
+    if type(alignment) is int and 0 < alignment <= _PAGE and alignment & (alignment - 1) == 0:
+        return
+    raise InvalidArgument(
+        f"alignment={alignment!r}: an alignment is a power of two up to {_PAGE} bytes"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@
 namespace pinferry {
 namespace {
 
+constexpr std::size_t page_bytes = 4096;  // what every backend aligns a chunk to, at least
+
 constexpr auto first_pause = std::chrono::microseconds(20);
 constexpr auto longest_pause = std::chrono::microseconds(1000);
 
@@ -36,54 +38,61 @@ void Arena::count_blocks(std::size_t blocks) noexcept {
     counters_.peak_bytes = std::max(counters_.peak_bytes, free_.capacity() - free_.free_bytes());
 }
 
-std::shared_ptr<Block> Arena::try_allocate(std::size_t bytes) {
+std::shared_ptr<Block> Arena::try_allocate(std::size_t bytes, std::size_t alignment) {
     device_->process().require_same_process("this arena");
+    if (alignment == 0 || alignment > page_bytes || (alignment & (alignment - 1)) != 0) {
+        throw Error("InvalidArgument", "an alignment is a power of two up to 4096 bytes, and " +
+                                           std::to_string(alignment) + " is not");
+    }
     reclaim_retired();
     std::optional<Range> range;
     {
         const std::lock_guard lock(mutex_);
         require_open();
-        range = free_.allocate(bytes);
+        range = free_.allocate_aligned(bytes, alignment);
         if (!range) return nullptr;
         count_blocks(1);
     }
     return deal_one(*range, bytes);
 }
 
-std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout) {
-    if (auto block = try_allocate(bytes)) return block;
-    return deal({bytes}, await_ranges({bytes}, true, timeout)).front().front();
+std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout, std::size_t alignment) {
+    std::shared_ptr<Block> block;
+    await({bytes}, true, timeout, [&] {
+        block = try_allocate(bytes, alignment);
+        return block != nullptr;
+    });
+    return block;
 }
 
 std::vector<Blocks> Arena::allocate_extents(const std::vector<std::size_t>& sizes,
                                             Timeout timeout) {
-    return deal(sizes, await_ranges(sizes, false, timeout));
+    std::optional<std::vector<Blocks>> dealt;
+    await(sizes, false, timeout, [&] {
+        dealt = try_allocate_extents(sizes);
+        return dealt.has_value();
+    });
+    return std::move(*dealt);
 }
 
 std::optional<std::vector<Blocks>> Arena::try_allocate_extents(
     const std::vector<std::size_t>& sizes) {
-    require_usable();
+    device_->process().require_same_process("this arena");
     reclaim_retired();
     Ranges found;
     {
         const std::lock_guard lock(mutex_);
-        if (!find_ranges(sizes, false, found)) return std::nullopt;
+        require_open();
+        if (!find_ranges(sizes, found)) return std::nullopt;
     }
     return deal(sizes, found);
 }
 
-Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool contiguous,
-                                  Timeout timeout) {
+void Arena::await(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout,
+                  const std::function<bool()>& attempt) {
     const auto start = std::chrono::steady_clock::now();
     std::chrono::nanoseconds pause = first_pause;
-    Ranges found;
-    while (true) {
-        require_usable();
-        reclaim_retired();
-        {
-            const std::lock_guard lock(mutex_);
-            if (find_ranges(sizes, contiguous, found)) return found;
-        }
+    while (!attempt()) {
         const bool late = timeout && std::chrono::steady_clock::now() - start >= *timeout;
         if (late || !may_fit_later(sizes, contiguous)) refuse(sizes, contiguous);
         std::this_thread::sleep_for(pause);
@@ -91,11 +100,11 @@ Arena::Ranges Arena::await_ranges(const std::vector<std::size_t>& sizes, bool co
     }
 }
 
-bool Arena::find_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Ranges& found) {
+bool Arena::find_ranges(const std::vector<std::size_t>& sizes, Ranges& found) {
     found.assign(sizes.size(), {});
     std::size_t blocks = 0;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-        if (find_extents(sizes[i], contiguous, found[i])) {
+        if (find_extents(sizes[i], found[i])) {
             blocks += found[i].size();
             continue;
         }
@@ -108,12 +117,12 @@ bool Arena::find_ranges(const std::vector<std::size_t>& sizes, bool contiguous, 
     return true;
 }
 
-bool Arena::find_extents(std::size_t bytes, bool contiguous, std::vector<Range>& found) {
+bool Arena::find_extents(std::size_t bytes, std::vector<Range>& found) {
     if (const auto range = free_.allocate(bytes)) {
         found.push_back(*range);
         return true;
     }
-    if (contiguous || free_.rounded(bytes) > free_.free_bytes()) return false;
+    if (free_.rounded(bytes) > free_.free_bytes()) return false;
     for (std::size_t left = free_.rounded(bytes); left > 0; left -= found.back().size) {
         found.push_back(*free_.allocate_largest(left));
     }

@@ -48,13 +48,14 @@ class Arena : public std::enable_shared_from_this<Arena> {
                                          const HostMemoryRequest& request);
     ~Arena();
 
-    // One contiguous block, or nothing. Never waits. Throws Error("ArenaClosed").
-    std::shared_ptr<Block> try_allocate(std::size_t bytes);
+    // One contiguous block, or nothing. Never waits. `alignment` is a power of two up to 4096.
+    // Throws Error("ArenaClosed") or Error("InvalidArgument").
+    std::shared_ptr<Block> try_allocate(std::size_t bytes, std::size_t alignment = 1);
 
     // One contiguous block. Where too little is free, waits up to `timeout` for retired ranges
     // (nothing: for as long as it takes), and throws Error("ArenaExhausted") if even all of them
     // would not do or none came back in time.
-    std::shared_ptr<Block> allocate(std::size_t bytes, Timeout timeout);
+    std::shared_ptr<Block> allocate(std::size_t bytes, Timeout timeout, std::size_t alignment = 1);
 
     // For each size as few blocks as hold it: one where a free range is large enough, several
     // otherwise, so that it succeeds whenever the free bytes suffice in all. All sizes or none.
@@ -105,13 +106,14 @@ class Arena : public std::enable_shared_from_this<Arena> {
     // Those below with mutex_ held.
     void require_open() const;
     void count_blocks(std::size_t blocks) noexcept;
-    bool find_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Ranges& found);
-    bool find_extents(std::size_t bytes, bool contiguous, std::vector<Range>& found);
+    bool find_ranges(const std::vector<std::size_t>& sizes, Ranges& found);
+    bool find_extents(std::size_t bytes, std::vector<Range>& found);
     std::size_t rounded_sum(const std::vector<std::size_t>& sizes) const noexcept;
 
     // Those below without.
     void require_usable() const;
-    Ranges await_ranges(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout);
+    void await(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout,
+               const std::function<bool()>& attempt);
     std::vector<Blocks> deal(const std::vector<std::size_t>& sizes, const Ranges& ranges);
     std::shared_ptr<Block> deal_one(Range range, std::size_t bytes);
     void reclaim_retired() noexcept;

@@ -86,13 +86,14 @@ void bind_arena(py::module_& module) {
              py::arg("chunk_nbytes"), py::arg("numa_node"), py::arg("huge_pages"),
              py::arg("threads"), py::arg("backend") = Backend::automatic, py::arg("max_nbytes") = 0,
              py::arg("eager") = true, Unlocked())
-        .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), Unlocked())
+        .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), py::arg("alignment") = 1,
+             Unlocked())
         .def(
             "allocate",
-            [](Arena& arena, std::size_t nbytes, Seconds timeout) {
-                return arena.allocate(nbytes, timeout_from_seconds(timeout));
+            [](Arena& arena, std::size_t nbytes, Seconds timeout, std::size_t alignment) {
+                return arena.allocate(nbytes, timeout_from_seconds(timeout), alignment);
             },
-            py::arg("nbytes"), py::arg("timeout"), Unlocked())
+            py::arg("nbytes"), py::arg("timeout"), py::arg("alignment") = 1, Unlocked())
         .def(
             "allocate_extents",
             [](Arena& arena, const std::vector<std::size_t>& sizes, Seconds timeout) {

@@ -56,6 +56,27 @@ std::optional<Range> FreeList::allocate(std::size_t bytes) {
     return cut(found, size);
 }
 
+std::optional<Range> FreeList::allocate_aligned(std::size_t bytes, std::size_t alignment) {
+    const std::size_t size = rounded(bytes);
+    if (size == 0 || alignment <= alignment_) return allocate(bytes);
+    const std::size_t slack = alignment - alignment_;
+    if (size > std::numeric_limits<std::size_t>::max() - slack) return std::nullopt;
+    constexpr int most_looked_at = 64;
+    auto found = by_size_.lower_bound({size, 0});
+    for (int looked_at = 0; found != by_size_.end(); ++found, ++looked_at) {
+        if (looked_at == most_looked_at) found = by_size_.lower_bound({size + slack, 0});
+        if (found == by_size_.end()) break;
+        const auto [found_size, offset] = *found;
+        const std::size_t start = (offset + alignment - 1) & ~(alignment - 1);
+        if (start - offset > found_size - size) continue;
+        const Range whole = cut(found, found_size);
+        release({whole.offset, start - whole.offset});
+        release({start + size, whole.end() - start - size});
+        return Range{start, size};
+    }
+    return std::nullopt;
+}
+
 std::optional<Range> FreeList::allocate_largest(std::size_t bytes) {
     const std::size_t size = rounded(bytes);
     if (size == 0) return Range{0, 0};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 from pinferry import PinnedArena, _native
 from pinferry.errors import (
     ArenaClosed,
+    ArenaExhausted,
     ArenaInUse,
     HostMemoryLimit,
     InvalidArgument,
@@ -175,3 +177,32 @@ def test_stats_become_a_dictionary_of_numbers(arena: PinnedArena) -> None:
     assert numbers["used_bytes"] == 512
     assert numbers["fragmentation"] == 0.0
     assert all(isinstance(value, (int, float)) for value in numbers.values())
+
+
+@pytest.mark.parametrize("alignment", [1, 512, 1024, 4096])
+def test_a_block_lies_where_its_alignment_asks(arena: PinnedArena, alignment: int) -> None:
+    held = []
+    for nbytes in (1, 512, 5000, 700, 4096, 0, 12345):
+        held.append(arena.alloc(nbytes, alignment=alignment))
+        assert held[-1].address % max(alignment, 512) == 0
+        held.append(arena.alloc(512))
+    ranges = sorted((block.offset, block.offset + block.nbytes) for block in held if block.nbytes)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+    used = arena.stats().used_bytes
+    assert used == sum(-(-block.nbytes // 512) * 512 for block in held)  # nothing lies idle between
+
+
+def test_an_aligned_block_may_take_the_last_byte(arena: PinnedArena) -> None:
+    first = arena.alloc(512)
+    rest = arena.alloc(2**20 - 4096, alignment=4096)
+    assert (rest.offset, arena.stats().free_bytes) == (4096, 4096 - 512)
+    with pytest.raises(ArenaExhausted):
+        arena.alloc(512, alignment=4096)
+    assert arena.alloc(512).offset == first.nbytes
+
+
+@pytest.mark.parametrize("alignment", [0, -1, 3, 513, 8192, 2**63, 512.0, "512", None, True])
+def test_an_alignment_that_makes_no_sense_is_refused(arena: PinnedArena, alignment: int) -> None:
+    with pytest.raises(InvalidArgument, match="alignment"):
+        arena.alloc(512, alignment=alignment)
+    assert arena.stats().blocks == 0

@@ -40,7 +40,7 @@ def engine(arena: PinnedArena) -> Iterator[TransferEngine]:
 @pytest.fixture
 def stream(arena: PinnedArena) -> Iterator[_native.Stream]:
     """Yield a stream that a test may hold and release."""
-    # Garbage of other tests may hold arenas. To unpin their memory the driver waits for this stream.
+    # Garbage of other tests may hold arenas; to unpin them the driver waits for this stream.
     gc.collect()
     made = arena.device.create_stream()
     yield made
