@@ -9,41 +9,51 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pinferry.errors import BlockFreed, InvalidArgument
+from pinferry import _native
+from pinferry.errors import InvalidArgument, NotCopyable
+from pinferry.pool.dlpack import CPU, export
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
+    from typing import Any, NoReturn
 
     import torch
     from numpy.typing import DTypeLike, NDArray
-    from typing_extensions import Self
-
-    from pinferry import _native
+    from typing_extensions import CapsuleType, Self
 
 __all__ = ["PinnedBlock"]
 
 
-class PinnedBlock:
+class PinnedBlock(_native.BlockHandle):
     """A contiguous range of a `PinnedArena`, from `PinnedArena.alloc`.
 
-    Its memory returns to the arena when the block and every view of it (`tensor`, `numpy`,
-    `memoryview`) are gone, and a copy that still uses it is complete. `free` only lets go of the
-    block's own hold. Views stay valid until they die, even if the block was freed or the arena
-    closed.
+    Its memory returns to the arena when the block and every view of it are gone, and a copy that
+    still uses it is complete. `free` only lets go of the block's own hold. Views stay valid until
+    they die, even if the block was freed or the arena closed.
+
+    Views are what `tensor`, `numpy` and `memoryview` return, and whatever else is made through the
+    buffer protocol (``np.frombuffer(block)``, ``file.readinto(block)``) or DLPack
+    (``torch.from_dlpack(block)``): writable bytes in one dimension. After `free`, each of them
+    raises `BlockFreed`; in a forked child, `ForkedProcess`.
+
+    Notes
+    -----
+    Who reads `__array_interface__` gets an address, and keeps nothing but this object alive. From
+    then on the object itself holds the memory until it is collected, even after `free`.
+
+    Examples
+    --------
+    >>> from pinferry import PinnedArena
+    >>> arena = PinnedArena("1MiB", device="cpu")
+    >>> block = arena.alloc(4)
+    >>> memoryview(block)[:] = b"abcd"
+    >>> view = np.from_dlpack(block)
+    >>> block.free()
+    >>> view.tobytes()
+    b'abcd'
     """
 
-    __slots__ = ("__weakref__", "_native")
-
-    def __init__(self, native: _native.Block) -> None:
-        self._native: _native.Block | None = native
-
-    @property
-    def native(self) -> _native.Block:
-        """The block of the core, for the transfer engine."""
-        if self._native is None:
-            raise BlockFreed("this block was freed; allocate a new one")
-        return self._native
+    __slots__ = ()
 
     @property
     def nbytes(self) -> int:
@@ -60,21 +70,9 @@ class PinnedBlock:
         """Host address; a multiple of 512."""
         return self.native.address
 
-    def free(self) -> None:
-        """Let go of the memory.
-
-        Raises
-        ------
-        BlockFreed
-            If it was freed before.
-        """
-        if self._native is None:
-            raise BlockFreed("this block was freed already; free it once")
-        self._native = None
-
     def memoryview(self) -> memoryview:
         """Return the bytes as a flat buffer that keeps the block's memory."""
-        return self._bytes().data
+        return memoryview(self)
 
     def numpy(
         self, dtype: DTypeLike = np.uint8, shape: Sequence[int] | int | None = None
@@ -128,12 +126,47 @@ class PinnedBlock:
         tensor = torch.from_numpy(part).view(kind)
         return tensor if shape is None else tensor.reshape(shape)
 
-    def _bytes(self) -> NDArray[np.uint8]:
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        """NumPy's array interface, version 3: bytes in one dimension."""
         native = self.native
-        _ = (
-            native.address
-        )  # refuses in a forked child by name; memoryview hides that as BufferError
-        return np.asarray(memoryview(native))
+        address = native.address
+        self.keep_until_collected()
+        return {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (native.nbytes,),
+            "data": (address, False),
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return ``(kDLCPU, 0)``."""
+        return CPU
+
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType:
+        """Return a DLPack capsule of the bytes, which shares the memory and keeps it alive.
+
+        Parameters are those of the array API standard. Nothing is waited for: order the copies
+        that use the block first.
+
+        Raises
+        ------
+        CannotExport
+            If a stream, or a device other than the CPU, is asked for.
+        """
+        return export(
+            self._bytes(), stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
+
+    def _bytes(self) -> NDArray[np.uint8]:
+        return np.asarray(memoryview(self))
 
     def _cut(
         self, flat: NDArray[np.uint8], itemsize: int, shape: Sequence[int] | int | None, dtype: str
@@ -165,10 +198,18 @@ class PinnedBlock:
         trace: TracebackType | None,
     ) -> None:
         """Free the block unless the body did."""
-        self._native = None
+        if not self.freed:
+            self.free()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise NotCopyable(
+            "a PinnedBlock stands for memory of this process and is neither pickled nor copied; "
+            "take the bytes: bytes(block), block.numpy().copy() or block.tensor().clone()"
+        )
 
     def __repr__(self) -> str:
         """Say where it lies."""
-        if self._native is None:
+        if self.freed:
             return "<PinnedBlock freed>"
         return f"<PinnedBlock {self.nbytes} bytes at offset {self.offset}>"

@@ -1,5 +1,6 @@
 #include "arena.hpp"
 #include "bindings.hpp"
+#include "block_handle.hpp"
 
 namespace py = pybind11;
 
@@ -23,6 +24,7 @@ void bind_block(py::module_& module) {
             return py::buffer_info(reinterpret_cast<std::uint8_t*>(block.data()),
                                    static_cast<py::ssize_t>(block.bytes()));
         });
+    bind_block_handle(module);
 }
 
 }  // namespace pinferry

@@ -13,7 +13,9 @@
     │   ├── RegistrationFailed    code, requested
     │   ├── ArenaClosed
     │   ├── ArenaInUse            blocks, used
-    │   └── BlockFreed
+    │   ├── BlockFreed
+    │   ├── NotCopyable (also TypeError)
+    │   └── CannotExport (also BufferError)
     ├── DeviceError
     │   ├── DriverUnavailable
     │   ├── DeviceNotFound        index, count
@@ -29,7 +31,8 @@
     │   └── TransferTimeout (also TimeoutError)
     ├── ReclaimShortfall          expected, allocator, nvml, rss
     ├── ForkedProcess
-    └── BridgeUnavailable
+    ├── BridgeUnavailable
+    └── PackageMissing (also ImportError)
 
 Numbers are bytes. An attribute that the failing call could not know is missing from ``fields``.
 """
@@ -44,6 +47,7 @@ __all__ = [
     "ArenaInUse",
     "BlockFreed",
     "BridgeUnavailable",
+    "CannotExport",
     "DeviceError",
     "DeviceNotFound",
     "DeviceOutOfMemory",
@@ -54,7 +58,9 @@ __all__ = [
     "HostMemoryLimit",
     "InvalidArgument",
     "InvalidSize",
+    "NotCopyable",
     "NotOffloaded",
+    "PackageMissing",
     "PinferryError",
     "ReclaimShortfall",
     "RegistrationFailed",
@@ -147,6 +153,14 @@ class BlockFreed(ArenaError):
     """The block was freed before."""
 
 
+class NotCopyable(ArenaError, TypeError):
+    """An object that stands for memory of this process was to be pickled or copied."""
+
+
+class CannotExport(ArenaError, BufferError):
+    """A consumer asked for memory in a way that it cannot be had."""
+
+
 class DeviceError(PinferryError):
     """Something about a device or its driver."""
 
@@ -209,3 +223,7 @@ class ForkedProcess(PinferryError):
 
 class BridgeUnavailable(PinferryError):
     """The bridge to PyTorch is not built and cannot be built here."""
+
+
+class PackageMissing(PinferryError, ImportError):
+    """An optional package is not installed, or cannot be imported."""

@@ -21,7 +21,9 @@ PARENTS = {
     "ArenaExhausted": errors.ArenaError,
     "ArenaInUse": errors.ArenaError,
     "BlockFreed": errors.ArenaError,
+    "CannotExport": errors.ArenaError,
     "HostMemoryLimit": errors.ArenaError,
+    "NotCopyable": errors.ArenaError,
     "RegistrationFailed": errors.ArenaError,
     "DeviceNotFound": errors.DeviceError,
     "DeviceOutOfMemory": errors.DeviceError,
@@ -52,6 +54,9 @@ def test_an_error_is_caught_by_its_branch(name: str) -> None:
 def test_errors_are_caught_by_the_builtins_they_stand_for() -> None:
     assert issubclass(errors.InvalidArgument, ValueError)
     assert issubclass(errors.TransferTimeout, TimeoutError)
+    assert issubclass(errors.NotCopyable, TypeError)
+    assert issubclass(errors.CannotExport, BufferError)
+    assert issubclass(errors.PackageMissing, ImportError)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
