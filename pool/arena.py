@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pinferry import _native
 from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse
 from pinferry.pool.block import PinnedBlock
+from pinferry.pool.cupy import CupyAllocator
 from pinferry.pool.device import numa_node_of, open_device
 from pinferry.pool.host_memory import require_host_bytes
 from pinferry.pool.options import ArenaOptions, check_alignment
@@ -155,6 +156,15 @@ class PinnedArena:
     def backend_reason(self) -> str:
         """Why that backend, and what the system granted."""
         return self._native.description
+
+    @property
+    def cupy_allocator(self) -> CupyAllocator:
+        """Pinned allocator for CuPy: ``cupy.cuda.set_pinned_memory_allocator(it)``.
+
+        CuPy holds it, and with it the arena, until another one is set. Memory of an arena for the
+        CPU device is not pinned: copies are right, but may block the host.
+        """
+        return CupyAllocator(self)
 
     @property
     def closed(self) -> bool:
