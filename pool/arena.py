@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from rich.console import Console
     from typing_extensions import Self
+
+    from pinferry.pool.map import Region
 
 __all__ = ["PinnedArena"]
 
@@ -290,6 +293,28 @@ class PinnedArena:
     def stats(self) -> ArenaStats:
         """Return the counters of this moment."""
         return ArenaStats.of(self._native.stats())
+
+    def to_dict(self) -> dict[str, int | float | str]:
+        """Return the counters, and what the arena is, for a dashboard."""
+        return {
+            **self.stats().to_dict(),
+            "backend": self.backend,
+            "backend_reason": self.backend_reason,
+            "device": f"{self.device.kind}:{self.device.index}",
+            "closed": self.closed,
+        }
+
+    def describe(self, console: Console | None = None) -> None:
+        """Print a map of the arena, on the standard output unless `console` is another one."""
+        from pinferry.pool.map import describe
+
+        describe(self, self._regions(), console)
+
+    def _regions(self) -> list[Region]:
+        from pinferry.pool.map import Region
+
+        layout = getattr(self._native, "layout", None)
+        return [Region(*part) for part in layout()] if layout else []
 
     def close(self, *, force: bool = False) -> None:
         """Deal out nothing more, and give the memory back.
