@@ -308,13 +308,13 @@ class PinnedArena:
         """Print a map of the arena, on the standard output unless `console` is another one."""
         from pinferry.pool.map import describe
 
-        describe(self, self._regions(), console)
+        describe(self, self.regions(), console)
 
-    def _regions(self) -> list[Region]:
+    def regions(self) -> list[Region]:
+        """Return what lies where, by offset: used, free, retired, absent or being made."""
         from pinferry.pool.map import Region
 
-        layout = getattr(self._native, "layout", None)
-        return [Region(*part) for part in layout()] if layout else []
+        return [Region(*part) for part in self._native.layout()]
 
     def close(self, *, force: bool = False) -> None:
         """Deal out nothing more, and give the memory back.

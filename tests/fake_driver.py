@@ -60,6 +60,10 @@ class FakeDriver:
         """Return how many objects of each kind are alive."""
         return {kind: int(self._library.fake_live(kind.encode())) for kind in KINDS}
 
+    def alive(self, kind: str) -> int:
+        """Return how many objects of a kind there are beyond those of earlier tests."""
+        return self.live()[kind] - self._tolerated[kind]
+
     def tolerate_leaks(self) -> None:
         """Take what is alive now as given: for tests in which frees were made to fail."""
         gc.collect()

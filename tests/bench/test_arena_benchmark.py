@@ -66,9 +66,8 @@ def test_arenas_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[object] = []
 
     def keep(nbytes: int, *, device: object) -> PinnedArena:
-        made = PinnedArena(nbytes, device=device)
-        kept.append(made.native)
-        return made
+        kept.append(PinnedArena(nbytes, device=device))
+        return PinnedArena(nbytes, device=device)
 
     monkeypatch.setattr(reopening, "PinnedArena", keep)
     [(_, case)] = measure_reopening("cpu", arenas=5, nbytes=8 * MIB, warm_up=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from pinferry import PinnedArena, _native
 from pinferry._native import Direction, Piece
 from pinferry.errors import PinferryError, RegistrationFailed
+from pinferry.pool.options import ArenaOptions
 from pinferry.pool.sizes import parse_size
 from tests.workbench import content, random_bytes, write
 
@@ -26,17 +26,26 @@ def make_arena(capacity: int = 5 * MIB, *, device: _native.Device | None = None)
 
 def test_no_call_pins_512_gib_unless_asked_to() -> None:
     """vllm#51081: one registration of 512 GiB or more fails."""
-    chunk = inspect.signature(PinnedArena).parameters["chunk"].default
-    assert parse_size(chunk) < parse_size("512GiB")
+    for most, eager in ((None, True), ("2TiB", True), (None, False)):
+        chosen = ArenaOptions.parse(
+            "1TiB",
+            max_capacity=most,
+            eager=eager,
+            chunk=None,
+            threads=None,
+            reserve_host=0,
+            backend="auto",
+        )
+        assert chosen.chunk_bytes < parse_size("512GiB")
 
 
 def test_an_arena_is_pinned_chunk_by_chunk(fake_gpu: FakeDriver) -> None:
     """vllm#51081: one registration of 512 GiB or more fails."""
     arena = make_arena()
-    assert fake_gpu.live()["registration"] == 3
+    assert fake_gpu.alive("registration") == 3
     arena.close()
     del arena
-    assert fake_gpu.live()["registration"] == 0
+    assert fake_gpu.alive("registration") == 0
 
 
 def test_a_registration_that_fails_leaves_nothing_and_the_next_is_clean(
@@ -56,9 +65,9 @@ def test_a_registration_that_fails_leaves_nothing_and_the_next_is_clean(
             make_arena(device=device)
         refused += isinstance(caught.value, RegistrationFailed)
         del caught
-        assert fake_gpu.live()["registration"] == 0
+        assert fake_gpu.alive("registration") == 0
         arena = make_arena(device=device)
-        assert fake_gpu.live()["registration"] == 3
+        assert fake_gpu.alive("registration") == 3
         assert arena.backend == "registered"
     assert refused == 3
 
@@ -100,8 +109,8 @@ def test_where_pinning_pages_is_forbidden_the_driver_allocates(fake_gpu: FakeDri
     arena = make_arena()
     assert arena.backend == "driver"
     assert "801" in arena.backend_reason
-    assert fake_gpu.live()["host"] == 3
-    assert fake_gpu.live()["registration"] == 0
+    assert fake_gpu.alive("host") == 3
+    assert fake_gpu.alive("registration") == 0
     with arena.alloc(MIB) as block:
         block.numpy()[:] = 7
     arena.close()
