@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from pinferry.errors import ForkedProcess, PinferryError
+from pinferry.errors import ArenaError, ForkedProcess, PinferryError
 from pinferry.pool.host_memory import require_host_bytes
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ class ChunkSupply:
         self._initial_bytes = initial_bytes
         self._reserve_bytes = reserve_bytes
         self._process = os.getpid()
-        self._changed = threading.Condition()  # guards what follows
-        self._busy = False
-        self._filling = native.stats().capacity_bytes < initial_bytes
+        self._making = threading.Lock()  # held while a chunk is made
         self._failure: PinferryError | None = None
+        self._fill_failure: PinferryError | None = None
+        self._progress = threading.Condition()  # told of each chunk of the background
+        self._filling = native.stats().capacity_bytes < initial_bytes  # guarded by _progress
         if self._filling:
             # Not a daemon: the interpreter's end waits for the chunk at hand, as tearing the driver
             # down amid a registration would crash.
@@ -62,25 +63,26 @@ class ChunkSupply:
             If a chunk could not be made.
         """
         self._require_same_process()
-        with self._changed:
-            done = self._changed.wait_for(lambda: not self._filling, timeout)
-            if self._failure is not None:
-                raise self._failure
+        with self._progress:
+            done = self._progress.wait_for(lambda: not self._filling, timeout)
+        if done and self._fill_failure is not None:
+            raise self._fill_failure
         return done
 
     def wait_idle(self) -> None:
         """Wait until no chunk is being made."""
         self._require_same_process()
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._filling or self._busy))
+        with self._progress:
+            self._progress.wait_for(lambda: not self._filling)
+        with self._making:
+            pass
 
     def stop(self) -> None:
         """Make no further chunk in the background, and wait for the one at hand."""
         if os.getpid() != self._process:
             return  # the thread that makes them is not here
-        with self._changed:
-            self._initial_bytes = 0
-            self._changed.wait_for(lambda: not (self._filling or self._busy))
+        self._initial_bytes = 0
+        self.wait_idle()
 
     def more(self, native: _native.Arena, sizes: Sequence[int], *, contiguous: bool) -> bool:
         """Make, or wait for, one more chunk for a request that found no room.
@@ -91,19 +93,19 @@ class ChunkSupply:
             Whether it is worth to ask again.
         """
         self._require_same_process()
-        with self._changed:
-            if self._busy or self._filling:
-                before = native.stats().capacity_bytes
-                self._changed.wait_for(
-                    lambda: (
-                        native.stats().capacity_bytes != before or not (self._busy or self._filling)
-                    )
+        before = native.stats().capacity_bytes
+        with self._progress:
+            if self._filling:
+                self._progress.wait_for(
+                    lambda: not self._filling or native.stats().capacity_bytes != before
                 )
                 return True
+        with self._making:
+            if native.stats().capacity_bytes > before:
+                return True  # another thread's request has brought one
             if not native.would_fit_after_growth(sizes, contiguous):
                 return False
-            self._busy = True
-        return self._make(native)
+            return self._make(native)
 
     def _require_same_process(self) -> None:
         if os.getpid() != self._process:
@@ -113,30 +115,36 @@ class ChunkSupply:
             )
 
     def _make(self, native: _native.Arena) -> bool:
-        made, failure = False, None
         try:
             require_host_bytes(native.next_chunk_nbytes, reserve=self._reserve_bytes)
             made = native.make_chunk()
         except PinferryError as error:
-            failure = error
-        finally:
-            with self._changed:
-                self._busy = False
-                self._failure = failure
-                self._changed.notify_all()
+            self._failure = error
+            return False
+        self._failure = None
         return made
 
     def _fill(self) -> None:
         try:
-            while self._make_next():
-                pass
+            while self._fill_next():
+                with self._progress:
+                    self._progress.notify_all()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, whoever waits must hear of it
+            self._fill_failure = ArenaError(
+                f"a chunk could not be made in the background: {error!r}"
+            )
         finally:
-            with self._changed:
+            with self._progress:
                 self._filling = False
-                self._changed.notify_all()
+                self._progress.notify_all()
 
-    def _make_next(self) -> bool:
+    def _fill_next(self) -> bool:
         native = self._native()
         if native is None or native.closed:
             return False
-        return native.stats().capacity_bytes < self._initial_bytes and self._make(native)
+        with self._making:
+            if native.stats().capacity_bytes >= self._initial_bytes:
+                return False
+            made = self._make(native)
+            self._fill_failure = self._failure
+            return made

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinferry import PinnedArena
-from pinferry.errors import ArenaExhausted, HostMemoryLimit
+from pinferry.errors import ArenaError, ArenaExhausted, HostMemoryLimit
 from pinferry.pool import supply
 
 if TYPE_CHECKING:
@@ -146,3 +146,16 @@ def test_an_interpreter_that_ends_meanwhile_ends_well() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "True", "")
+
+
+def test_an_error_that_nobody_expected_is_told_to_whoever_waits(
+    fill: Callable[[], PinnedArena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(requested: int, reserve: int = 0) -> None:
+        raise MemoryError("no memory for the bookkeeping")
+
+    monkeypatch.setattr(supply, "require_host_bytes", fail)
+    with fill() as arena:
+        with pytest.raises(ArenaError, match=r"in the background: MemoryError"):
+            arena.wait_ready(30.0)
+        arena.alloc("2MiB").free()
