@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PinnedArena"]
 
+_ALIGNMENT = 512  # of every block
 _Dealt = TypeVar("_Dealt")
 
 
@@ -175,7 +176,7 @@ class PinnedArena:
         return self._native.closed
 
     def alloc(
-        self, nbytes: int | str, *, timeout: float | None = 0.0, alignment: int = 512
+        self, nbytes: int | str, *, timeout: float | None = 0.0, alignment: int = _ALIGNMENT
     ) -> PinnedBlock:
         """Return a contiguous block.
 
@@ -204,7 +205,8 @@ class PinnedArena:
             If the arena was closed.
         """
         size = parse_size(nbytes)
-        check_alignment(alignment)
+        if alignment != _ALIGNMENT:
+            check_alignment(alignment)
         native = self._native.try_allocate(size, alignment)
         while native is None:
             if not self._supply.more(self._native, [size], contiguous=True):

@@ -66,8 +66,8 @@ void bind_arena(py::module_& module) {
              py::arg("chunk_nbytes"), py::arg("numa_node"), py::arg("huge_pages"),
              py::arg("threads"), py::arg("backend") = Backend::automatic, py::arg("max_nbytes") = 0,
              py::arg("eager") = true, Unlocked())
-        .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), py::arg("alignment") = 1,
-             Unlocked())
+        // Keeps the GIL: it waits for nothing, and giving the GIL up takes as long as the call.
+        .def("try_allocate", &Arena::try_allocate, py::arg("nbytes"), py::arg("alignment") = 1)
         .def(
             "allocate",
             [](Arena& arena, std::size_t nbytes, Seconds timeout, std::size_t alignment) {
