@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from pinferry import _native
-from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse
+from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse, NotCopyable
 from pinferry.pool.block import PinnedBlock
 from pinferry.pool.cupy import CupyAllocator
 from pinferry.pool.device import numa_node_of, open_device
 from pinferry.pool.host_memory import require_host_bytes
-from pinferry.pool.options import ArenaOptions, check_alignment
+from pinferry.pool.options import ArenaOptions, check_alignment, check_timeout
 from pinferry.pool.sizes import format_bytes, parse_size
 from pinferry.pool.stats import ArenaStats
 from pinferry.pool.supply import ChunkSupply
@@ -18,6 +18,7 @@ from pinferry.pool.supply import ChunkSupply
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
+    from typing import NoReturn
 
     from rich.console import Console
     from typing_extensions import Self
@@ -73,7 +74,7 @@ class PinnedArena:
     InvalidSize
         If `capacity`, `max_capacity` or `chunk` makes no sense.
     InvalidArgument
-        If the device does not have that backend.
+        If the device does not have that backend, or another option makes no sense.
     HostMemoryLimit
         If the host or the process's cgroup has less memory left. No page was touched.
     UnknownDevice, DriverUnavailable, DeviceNotFound
@@ -108,6 +109,8 @@ class PinnedArena:
             max_capacity=max_capacity,
             eager=eager,
             chunk=chunk,
+            huge_pages=huge_pages,
+            numa_node=numa_node,
             threads=threads,
             reserve_host=reserve_host,
             backend=backend,
@@ -118,8 +121,8 @@ class PinnedArena:
             device=opened,
             nbytes=options.capacity_bytes,
             chunk_nbytes=options.chunk_bytes,
-            numa_node=numa_node if numa_node is not None else numa_node_of(opened),
-            huge_pages=huge_pages,
+            numa_node=numa_node_of(opened) if options.numa_node is None else options.numa_node,
+            huge_pages=options.huge_pages,
             threads=options.threads,
             backend=options.backend,
             max_nbytes=options.max_capacity_bytes,
@@ -189,7 +192,8 @@ class PinnedArena:
             Bytes or text; 0 is allowed.
         timeout
             Seconds to wait for blocks that were freed while a copy still used them. None waits for
-            as long as the copies take. The default does not wait. Blocks the host meanwhile.
+            as long as the copies take. The default does not wait for them. Blocks the host
+            meanwhile; Ctrl-C ends it.
         alignment
             Bytes that the address is a multiple of: a power of two up to 4096, which direct
             input and output to disks asks for. Never less than 512.
@@ -205,11 +209,14 @@ class PinnedArena:
             If the arena was closed.
         """
         size = parse_size(nbytes)
-        if alignment != _ALIGNMENT:
+        if timeout != 0:
+            check_timeout(timeout)
+        if alignment is not _ALIGNMENT:  # the default needs no check
             check_alignment(alignment)
         native = self._native.try_allocate(size, alignment)
         while native is None:
-            if not self._supply.more(self._native, [size], contiguous=True):
+            patient = timeout != 0
+            if not self._supply.more(self._native, [size], contiguous=True, patient=patient):
                 native = self._last_try(lambda: self._native.allocate(size, timeout, alignment))
             else:
                 native = self._native.try_allocate(size, alignment)
@@ -236,9 +243,12 @@ class PinnedArena:
 
         Otherwise as `alloc_extents`.
         """
+        if timeout != 0:
+            check_timeout(timeout)
         dealt = self._native.try_allocate_extents(sizes)
         while dealt is None:
-            if not self._supply.more(self._native, sizes, contiguous=False):
+            patient = timeout != 0
+            if not self._supply.more(self._native, sizes, contiguous=False, patient=patient):
                 dealt = self._last_try(lambda: self._native.allocate_extents(sizes, timeout))
             else:
                 dealt = self._native.try_allocate_extents(sizes)
@@ -273,8 +283,14 @@ class PinnedArena:
         ------
         HostMemoryLimit, RegistrationFailed
             If one could not be made. The arena goes on with those that are there.
+        ArenaClosed
+            If the arena was closed.
         """
-        return self._supply.wait(timeout)
+        check_timeout(timeout)
+        done = self._supply.wait(timeout)
+        if self._native.closed:
+            raise ArenaClosed("this arena was closed before all of it was made")
+        return done
 
     def trim(self, keep: int | str = 0) -> int:
         """Give back chunks in which no byte is used; return how many bytes went.
@@ -336,10 +352,12 @@ class PinnedArena:
         ArenaInUse
             If blocks live and `force` is False; the arena stays open.
         """
-        if self._native.closed:
-            return
-        held = self._native.stats()
-        if held.blocks and not force:
+        if self._native.closed or not self._supply.here:
+            return  # a child of fork has nothing to give back
+        if force:
+            self._native.close()
+        elif not self._native.close_if_idle():
+            held = self._native.stats()
             raise ArenaInUse(
                 f"the arena still holds {held.blocks} blocks with {format_bytes(held.used_bytes)}; "
                 "reload or free them first, or close(force=True) to let them be the last",
@@ -347,7 +365,10 @@ class PinnedArena:
                 used=held.used_bytes,
             )
         self._supply.stop()
-        self._native.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied: there would be two owners of one memory."""
+        raise NotCopyable("an arena is neither copied nor pickled; make another one")
 
     def __enter__(self) -> Self:
         """Return the arena."""
@@ -370,6 +391,8 @@ class PinnedArena:
 
     def __repr__(self) -> str:
         """Say what it holds."""
+        if not self._supply.here:
+            return "<PinnedArena of the parent process>"
         stats = self._native.stats()
         return (
             f"<PinnedArena {format_bytes(stats.capacity_bytes)} for {self.device.kind}:"

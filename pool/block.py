@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,14 +91,18 @@ class PinnedBlock(_native.BlockHandle):
         InvalidArgument
             If the block does not hold that.
         """
-        kind = np.dtype(dtype)
+        try:
+            kind = np.dtype(dtype)
+        except TypeError:
+            raise InvalidArgument(f"{dtype!r} is no dtype of NumPy") from None
         if kind.itemsize == 0 or kind.hasobject:
             raise InvalidArgument(f"elements of {kind} do not lie in memory; choose another type")
         flat = self._bytes()
+        dimensions = _dimensions(shape)
         return (
-            self._cut(flat, kind.itemsize, shape, str(kind))
+            self._cut(flat, kind.itemsize, dimensions, str(kind))
             .view(kind)
-            .reshape(-1 if shape is None else shape)
+            .reshape(-1 if dimensions is None else dimensions)
         )
 
     def tensor(
@@ -121,10 +125,15 @@ class PinnedBlock(_native.BlockHandle):
         import torch
 
         kind = torch.uint8 if dtype is None else dtype
+        if not isinstance(kind, torch.dtype):
+            raise InvalidArgument(
+                f"{dtype!r} is no dtype of PyTorch; give one such as torch.float32"
+            )
         flat = self._bytes()
-        part = self._cut(flat, kind.itemsize, shape, str(kind))
+        dimensions = _dimensions(shape)
+        part = self._cut(flat, kind.itemsize, dimensions, str(kind))
         tensor = torch.from_numpy(part).view(kind)
-        return tensor if shape is None else tensor.reshape(shape)
+        return tensor if dimensions is None else tensor.reshape(dimensions)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -169,7 +178,7 @@ class PinnedBlock(_native.BlockHandle):
         return np.asarray(memoryview(self))
 
     def _cut(
-        self, flat: NDArray[np.uint8], itemsize: int, shape: Sequence[int] | int | None, dtype: str
+        self, flat: NDArray[np.uint8], itemsize: int, shape: tuple[int, ...] | None, dtype: str
     ) -> NDArray[np.uint8]:
         """Return the bytes that `shape` elements take."""
         if shape is None:
@@ -179,11 +188,11 @@ class PinnedBlock(_native.BlockHandle):
                     f"({itemsize} bytes each); give a shape, or allocate a multiple"
                 )
             return flat
-        dimensions = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
-        wanted = math.prod(dimensions) * itemsize
-        if min(dimensions, default=0) < 0 or wanted > self.nbytes:
+        wanted = math.prod(shape) * itemsize
+        # Beside a dimension of 0 another one may still be more than anything can index.
+        if min(shape, default=0) < 0 or max(shape, default=0) > _MOST or wanted > self.nbytes:
             raise InvalidArgument(
-                f"shape {dimensions} of {dtype} takes {wanted} bytes; the block has {self.nbytes}"
+                f"shape {shape} of {dtype} takes {wanted} bytes; the block has {self.nbytes}"
             )
         return flat[:wanted]
 
@@ -213,3 +222,18 @@ class PinnedBlock(_native.BlockHandle):
         if self.freed:
             return "<PinnedBlock freed>"
         return f"<PinnedBlock {self.nbytes} bytes at offset {self.offset}>"
+
+
+_MOST = 2**47  # elements that a process can address
+
+
+def _dimensions(shape: object) -> tuple[int, ...] | None:
+    """Return a shape as integers, or None for everything."""
+    if shape is None:
+        return None
+    try:
+        if isinstance(shape, Iterable) and not isinstance(shape, str | bytes):
+            return tuple(operator.index(each) for each in shape)
+        return (operator.index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{shape!r} is no shape; give integers") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from pathlib import Path
@@ -13,12 +14,22 @@ from pinferry.errors import UnknownDevice
 
 __all__ = ["Device", "default_device", "numa_node_of", "open_device"]
 
-_CUDA = re.compile(r"cuda(?::(\d+))?")
+_CUDA = re.compile(r"cuda(?::(\d{1,6}))?")
 _opened: WeakValueDictionary[str, Device] = WeakValueDictionary()
 # GPUs stay open for good: PyTorch's allocator remembers the copy streams that have used a tensor's
 # memory, and records events on them when the tensor dies, which may be after every arena.
 _gpus: dict[str, Device] = {}
 _lock = threading.Lock()
+
+
+def _forget_parents_devices() -> None:
+    global _lock  # noqa: PLW0603 -- a thread of the parent may have held it
+    _lock = threading.Lock()
+    _opened.clear()
+    _gpus.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parents_devices)
 
 
 def default_device() -> str:
@@ -36,7 +47,7 @@ def open_device(device: object) -> Device:
     ----------
     device
         ``"cpu"``, ``"cuda"`` (the first GPU), ``"cuda:N"``, a `torch.device`, or a device that is
-        open already. Each has one object per process: one pair of copy streams.
+        open already. A GPU has one object per process: one pair of copy streams.
 
     Raises
     ------

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 from dataclasses import dataclass
+from numbers import Real
+from typing import SupportsIndex
 
 from pinferry import _native
 from pinferry.errors import InvalidArgument, InvalidSize
 from pinferry.pool.sizes import parse_size
 
-__all__ = ["ArenaOptions", "check_alignment"]
+__all__ = ["ArenaOptions", "check_alignment", "check_timeout"]
 
 # Where the gain of another thread that touches pages ends, measured at 4 GiB on 16 cores.
 _MOST_THREADS = 16
@@ -32,6 +36,33 @@ def check_alignment(alignment: int) -> None:
     )
 
 
+def check_timeout(timeout: object) -> None:
+    """Raise `InvalidArgument` unless it is None or a number of seconds from 0."""
+    if timeout is None:
+        return
+    if isinstance(timeout, Real) and not isinstance(timeout, bool):
+        with contextlib.suppress(OverflowError):
+            if float(timeout) >= 0:
+                return
+    raise InvalidArgument(
+        f"timeout={timeout!r}: give seconds, 0 or more, or None to wait for as long as it takes"
+    )
+
+
+def _check_count(name: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        with contextlib.suppress(TypeError):  # a tensor of several elements
+            if least <= operator.index(value) <= most:
+                return operator.index(value)
+    raise InvalidArgument(f"{name}={value!r}: give a whole number from {least} to {most}")
+
+
+def _check_flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InvalidArgument(f"{name}={value!r}: give True or False")
+
+
 @dataclass(frozen=True, slots=True)
 class ArenaOptions:
     """The options of `pinferry.pool.PinnedArena`; see there.
@@ -44,6 +75,8 @@ class ArenaOptions:
         One registration with the driver.
     reserve_bytes
         Host memory to leave to others.
+    huge_pages, numa_node
+        Wishes of the pages; None leaves the node to the device.
     threads
         Threads that touch pages.
     backend
@@ -54,6 +87,8 @@ class ArenaOptions:
     max_capacity_bytes: int
     chunk_bytes: int
     reserve_bytes: int
+    huge_pages: bool
+    numa_node: int | None
     threads: int
     backend: _native.Backend
 
@@ -65,6 +100,8 @@ class ArenaOptions:
         max_capacity: int | str | None,
         eager: bool,
         chunk: int | str | None,
+        huge_pages: bool,
+        numa_node: int | None,
         threads: int | None,
         reserve_host: int | str,
         backend: str,
@@ -76,12 +113,12 @@ class ArenaOptions:
         InvalidSize
             If a size makes no sense.
         InvalidArgument
-            If the backend has no such name.
+            If something else makes none.
         """
-        capacity_bytes = parse_size(capacity)
+        capacity_bytes = parse_size(capacity) // 512 * 512
         if capacity_bytes < 512:
             raise InvalidSize(
-                f"an arena of {capacity_bytes} bytes holds nothing; ask for 512 bytes or more",
+                f"an arena of {capacity} holds nothing; ask for 512 bytes or more",
                 requested=capacity_bytes,
             )
         most = capacity_bytes if max_capacity is None else parse_size(max_capacity)
@@ -91,6 +128,7 @@ class ArenaOptions:
                 "to less than it begins with",
                 requested=most,
             )
+        eager = _check_flag("eager", eager)
         if chunk is None:
             chunk = "1GiB" if max_capacity is not None or not eager else "64GiB"
         chunk_bytes = parse_size(chunk)
@@ -99,9 +137,8 @@ class ArenaOptions:
                 f"a chunk is a multiple of 2 MiB (a huge page), and {chunk_bytes} bytes is not",
                 requested=chunk_bytes,
             )
-        if threads is not None and threads < 1:
-            raise InvalidSize(f"threads={threads}: at least one thread must touch the pages")
-        if backend not in _BACKENDS:
+        chosen = next((value for name, value in _BACKENDS.items() if name == backend), None)
+        if chosen is None:
             raise InvalidArgument(
                 f"{backend!r} is no backend; choose from {', '.join(map(repr, _BACKENDS))}"
             )
@@ -110,6 +147,12 @@ class ArenaOptions:
             max_capacity_bytes=most,
             chunk_bytes=chunk_bytes,
             reserve_bytes=parse_size(reserve_host),
-            threads=threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS),
-            backend=_BACKENDS[backend],
+            huge_pages=_check_flag("huge_pages", huge_pages),
+            numa_node=None if numa_node is None else _check_count("numa_node", numa_node, 0, 1023),
+            threads=(
+                min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+                if threads is None
+                else _check_count("threads", threads, 1, 1024)
+            ),
+            backend=chosen,
         )

@@ -57,14 +57,23 @@ def parse_size(size: SupportsIndex | str) -> int:
         return size
     nbytes = _parse_text(size) if isinstance(size, str) else _index(size)
     if nbytes < 0:
-        raise InvalidSize("a size cannot be negative", requested=max(nbytes, -(2**63)))
+        raise InvalidSize(
+            f"a size cannot be negative, and {_told(size)} is", requested=max(nbytes, -(2**63))
+        )
     if nbytes > _LARGEST:
         raise InvalidSize(
-            f"the size is beyond the {format_bytes(_LARGEST)} that a process can address; "
+            f"{_told(size)} is beyond the {format_bytes(_LARGEST)} that a process can address; "
             "check the unit",
             requested=min(nbytes, 2**63 - 1),
         )
     return nbytes
+
+
+def _told(size: object) -> str:
+    try:
+        return str(size)[:40]
+    except ValueError:  # Python prints no integer of more than some thousand digits
+        return "this number"
 
 
 def _index(size: object) -> int:

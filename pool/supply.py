@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pinferry.errors import ArenaError, ForkedProcess, PinferryError
 from pinferry.pool.host_memory import require_host_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pinferry import _native
 
@@ -39,20 +40,30 @@ class ChunkSupply:
         self._initial_bytes = initial_bytes
         self._reserve_bytes = reserve_bytes
         self._process = os.getpid()
-        self._making = threading.Lock()  # held while a chunk is made
-        self._failure: PinferryError | None = None
-        self._fill_failure: PinferryError | None = None
+        # Held while a chunk is made. Reentrant: a signal handler amid it may close the arena.
+        self._making = threading.RLock()
+        self._failure: _Failure | None = None
+        self._fill_failure: _Failure | None = None
         self._progress = threading.Condition()  # told of each chunk of the background
         self._filling = native.stats().capacity_bytes < initial_bytes  # guarded by _progress
+        # Not a daemon: the interpreter's end waits for the chunk at hand, as tearing the driver
+        # down amid a registration would crash.
+        self._filler = threading.Thread(target=self._fill, name="pinferry-arena")
         if self._filling:
-            # Not a daemon: the interpreter's end waits for the chunk at hand, as tearing the driver
-            # down amid a registration would crash.
-            threading.Thread(target=self._fill, name="pinferry-arena").start()
+            try:
+                self._filler.start()
+            except RuntimeError as error:
+                raise ArenaError(f"no thread to make chunks in: {error}; use eager=True") from None
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that the arena was made in."""
+        return os.getpid() == self._process
 
     @property
     def failure(self) -> PinferryError | None:
-        """Why the last chunk could not be made."""
-        return self._failure
+        """Why the last request could not be served by one more chunk, as a new error."""
+        return None if self._failure is None else self._failure.error()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until the background has made all it was to make; False if it takes longer.
@@ -64,28 +75,39 @@ class ChunkSupply:
         """
         self._require_same_process()
         with self._progress:
-            done = self._progress.wait_for(lambda: not self._filling, timeout)
+            done = self._progress.wait_for(self._filled, timeout)
         if done and self._fill_failure is not None:
-            raise self._fill_failure
+            raise self._fill_failure.error()
         return done
 
     def wait_idle(self) -> None:
-        """Wait until no chunk is being made."""
+        """Wait until no chunk is being made, but by this thread."""
         self._require_same_process()
         with self._progress:
-            self._progress.wait_for(lambda: not self._filling)
+            self._progress.wait_for(self._filled)
         with self._making:
             pass
 
     def stop(self) -> None:
         """Make no further chunk in the background, and wait for the one at hand."""
-        if os.getpid() != self._process:
-            return  # the thread that makes them is not here
         self._initial_bytes = 0
         self.wait_idle()
 
-    def more(self, native: _native.Arena, sizes: Sequence[int], *, contiguous: bool) -> bool:
+    def more(
+        self, native: _native.Arena, sizes: Sequence[int], *, contiguous: bool, patient: bool
+    ) -> bool:
         """Make, or wait for, one more chunk for a request that found no room.
+
+        Parameters
+        ----------
+        native
+            The arena.
+        sizes
+            What was asked for.
+        contiguous
+            Whether each must be one range.
+        patient
+            Whether the request will wait for what is retired.
 
         Returns
         -------
@@ -93,36 +115,38 @@ class ChunkSupply:
             Whether it is worth to ask again.
         """
         self._require_same_process()
+        self._failure = None
         before = native.stats().capacity_bytes
         with self._progress:
-            if self._filling:
+            if not self._filled():
                 self._progress.wait_for(
-                    lambda: not self._filling or native.stats().capacity_bytes != before
+                    lambda: self._filled() or native.stats().capacity_bytes != before
                 )
                 return True
         with self._making:
             if native.stats().capacity_bytes > before:
                 return True  # another thread's request has brought one
-            if not native.would_fit_after_growth(sizes, contiguous):
+            if not native.would_fit_after_growth(sizes, contiguous, patient):
                 return False
-            return self._make(native)
+            made, self._failure = self._make(native)
+            return made
+
+    def _filled(self) -> bool:
+        return not self._filling or threading.current_thread() is self._filler
 
     def _require_same_process(self) -> None:
-        if os.getpid() != self._process:
+        if not self.here:
             raise ForkedProcess(
-                "this arena belongs to the parent process and cannot be used after fork; make a "
-                "new one here, or start workers with 'spawn'"
+                "this arena belongs to the parent process and cannot be used after fork; start "
+                "workers with 'spawn', or, on the CPU device alone, make a new one here"
             )
 
-    def _make(self, native: _native.Arena) -> bool:
+    def _make(self, native: _native.Arena) -> tuple[bool, _Failure | None]:
         try:
             require_host_bytes(native.next_chunk_nbytes, reserve=self._reserve_bytes)
-            made = native.make_chunk()
+            return native.make_chunk(), None
         except PinferryError as error:
-            self._failure = error
-            return False
-        self._failure = None
-        return made
+            return False, _Failure(type(error), str(error), error.fields)
 
     def _fill(self) -> None:
         try:
@@ -130,9 +154,8 @@ class ChunkSupply:
                 with self._progress:
                     self._progress.notify_all()
         except Exception as error:  # noqa: BLE001 -- whatever it is, whoever waits must hear of it
-            self._fill_failure = ArenaError(
-                f"a chunk could not be made in the background: {error!r}"
-            )
+            told = f"a chunk could not be made in the background: {error!r}"
+            self._fill_failure = _Failure(ArenaError, told, {})
         finally:
             with self._progress:
                 self._filling = False
@@ -140,11 +163,23 @@ class ChunkSupply:
 
     def _fill_next(self) -> bool:
         native = self._native()
-        if native is None or native.closed:
+        over = native is None or native.closed or not threading.main_thread().is_alive()
+        if native is None or over:
             return False
         with self._making:
             if native.stats().capacity_bytes >= self._initial_bytes:
                 return False
-            made = self._make(native)
-            self._fill_failure = self._failure
+            made, self._fill_failure = self._make(native)
             return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error without its traceback, which would keep the caller's blocks alive."""
+
+    kind: type[PinferryError]
+    message: str
+    fields: Mapping[str, int | str | None]
+
+    def error(self) -> PinferryError:
+        return self.kind(self.message, **self.fields)

@@ -15,6 +15,7 @@ constexpr std::size_t page_bytes = 4096;  // what every backend aligns a chunk t
 
 constexpr auto first_pause = std::chrono::microseconds(20);
 constexpr auto longest_pause = std::chrono::microseconds(1000);
+constexpr auto between_calls = std::chrono::milliseconds(50);
 
 std::size_t saturating_sum(std::size_t a, std::size_t b) {
     return a > SIZE_MAX - b ? SIZE_MAX : a + b;
@@ -56,22 +57,29 @@ std::shared_ptr<Block> Arena::try_allocate(std::size_t bytes, std::size_t alignm
     return deal_one(*range, bytes);
 }
 
-std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout, std::size_t alignment) {
+std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout, std::size_t alignment,
+                                       const std::function<void()>& between) {
     std::shared_ptr<Block> block;
-    await({bytes}, true, timeout, [&] {
-        block = try_allocate(bytes, alignment);
-        return block != nullptr;
-    });
+    await(
+        {bytes}, true, timeout,
+        [&] {
+            block = try_allocate(bytes, alignment);
+            return block != nullptr;
+        },
+        between);
     return block;
 }
 
-std::vector<Blocks> Arena::allocate_extents(const std::vector<std::size_t>& sizes,
-                                            Timeout timeout) {
+std::vector<Blocks> Arena::allocate_extents(const std::vector<std::size_t>& sizes, Timeout timeout,
+                                            const std::function<void()>& between) {
     std::optional<std::vector<Blocks>> dealt;
-    await(sizes, false, timeout, [&] {
-        dealt = try_allocate_extents(sizes);
-        return dealt.has_value();
-    });
+    await(
+        sizes, false, timeout,
+        [&] {
+            dealt = try_allocate_extents(sizes);
+            return dealt.has_value();
+        },
+        between);
     return std::move(*dealt);
 }
 
@@ -89,13 +97,18 @@ std::optional<std::vector<Blocks>> Arena::try_allocate_extents(
 }
 
 void Arena::await(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout,
-                  const std::function<bool()>& attempt) {
+                  const std::function<bool()>& attempt, const std::function<void()>& between) {
     const auto start = std::chrono::steady_clock::now();
+    auto called = start;
     std::chrono::nanoseconds pause = first_pause;
     while (!attempt()) {
         const bool late = timeout && std::chrono::steady_clock::now() - start >= *timeout;
         if (late || !may_fit_later(sizes, contiguous)) refuse(sizes, contiguous);
         std::this_thread::sleep_for(pause);
+        if (between && std::chrono::steady_clock::now() - called >= between_calls) {
+            between();
+            called = std::chrono::steady_clock::now();
+        }
         pause = std::min<std::chrono::nanoseconds>(pause * 2, longest_pause);
     }
 }
@@ -176,7 +189,22 @@ bool Arena::may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous
         return free_.rounded(size) > std::min(free_.capacity(), chunk_bytes_);
     };
     if (contiguous && std::any_of(sizes.begin(), sizes.end(), too_large)) return false;
-    return rounded_sum(sizes) <= free_.free_bytes() + retired_.bytes();
+    if (rounded_sum(sizes) > free_.free_bytes() + retired_.bytes()) return false;
+    return !contiguous || free_.rounded(sizes.front()) <= largest_hole_to_come();
+}
+
+std::size_t Arena::largest_hole_to_come() const {
+    std::vector<Range> holes = free_.ranges();
+    for (const Range& range : retired_.ranges()) holes.push_back(range);
+    std::sort(holes.begin(), holes.end(), [](Range a, Range b) { return a.offset < b.offset; });
+    std::size_t largest = 0;
+    Range hole;
+    for (const Range& next : holes) {
+        const bool joins = next.offset == hole.end() && next.offset % chunk_bytes_ != 0;
+        hole = joins ? Range{hole.offset, hole.size + next.size} : next;
+        largest = std::max(largest, hole.size);
+    }
+    return largest;
 }
 
 void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
@@ -192,11 +220,11 @@ void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
                           " of " + format_bytes(now.capacity_bytes) + " free, largest piece " +
                           format_bytes(now.largest_free_bytes) + ", " +
                           format_bytes(now.retired_bytes) + " still in flight. ";
-    if (contiguous && requested > chunk_bytes_) {
+    if (requested > now.max_capacity_bytes) {
+        message += "Make the arena larger";
+    } else if (contiguous && requested > chunk_bytes_) {
         message += "No block is larger than a chunk, " + format_bytes(chunk_bytes_) +
                    ": take several pieces (alloc_extents), or make chunks larger";
-    } else if (requested > now.max_capacity_bytes) {
-        message += "Make the arena larger";
     } else if (requested <= now.free_bytes + now.retired_bytes && now.retired_bytes > 0) {
         message += "Wait for the copies in flight (timeout=), or make the arena larger";
     } else if (requested <= now.free_bytes) {
@@ -224,11 +252,13 @@ void Arena::give_back(Range range, Events events) noexcept {
         if (events.empty()) {
             free_.release(range);
         } else {
-            retired_.add(range, std::move(events));
+            retired_.add(range, events);
             any_retired_.store(true, std::memory_order_relaxed);
         }
     } catch (const std::exception&) {
-        // No memory for the bookkeeping: the range stays out of use, which harms nobody.
+        // No memory for the bookkeeping: the range stays out of use, which harms nobody. The memory
+        // must not go while a copy runs that nobody remembers.
+        leaked_ = leaked_ || !events.empty();
     }
     if (last) release_memory();
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -55,17 +56,22 @@ class Arena : public std::enable_shared_from_this<Arena> {
     // One contiguous block. Where too little is free, waits up to `timeout` for retired ranges
     // (nothing: for as long as it takes), and throws Error("ArenaExhausted") if even all of them
     // would not do or none came back in time.
-    std::shared_ptr<Block> allocate(std::size_t bytes, Timeout timeout, std::size_t alignment = 1);
+    // `between` is called from time to time while it waits; what it throws ends the wait.
+    std::shared_ptr<Block> allocate(std::size_t bytes, Timeout timeout, std::size_t alignment = 1,
+                                    const std::function<void()>& between = {});
 
     // For each size as few blocks as hold it: one where a free range is large enough, several
     // otherwise, so that it succeeds whenever the free bytes suffice in all. All sizes or none.
     // Waits and throws as allocate does.
-    std::vector<Blocks> allocate_extents(const std::vector<std::size_t>& sizes, Timeout timeout);
+    std::vector<Blocks> allocate_extents(const std::vector<std::size_t>& sizes, Timeout timeout,
+                                         const std::function<void()>& between = {});
     // The same, or nothing. Never waits.
     std::optional<std::vector<Blocks>> try_allocate_extents(const std::vector<std::size_t>& sizes);
 
     // Whether chunks that are not made yet would make room for a request that finds none.
-    bool would_fit_after_growth(const std::vector<std::size_t>& sizes, bool contiguous) const;
+    // A patient request also waits for what is retired.
+    bool would_fit_after_growth(const std::vector<std::size_t>& sizes, bool contiguous,
+                                bool patient) const;
     // The size of the chunk that make_chunk() would make; 0 where all are made.
     std::size_t next_chunk_bytes() const;
     // Makes the first chunk that is not there; false where all are, or when the arena was closed
@@ -81,7 +87,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
     // for its statistics, or another one is made or dropped: nothing waits for a copy that is
     // stuck. A driver waits until its device is idle.
     void close() noexcept;
-    bool closed() const noexcept;
+    // The same, unless blocks live: then it does nothing and returns false.
+    bool close_if_idle() noexcept;
+    bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
     ArenaStats stats();
     // Everything, by offset, without gaps within a chunk.
@@ -109,16 +117,20 @@ class Arena : public std::enable_shared_from_this<Arena> {
     bool find_ranges(const std::vector<std::size_t>& sizes, Ranges& found);
     bool find_extents(std::size_t bytes, std::vector<Range>& found);
     std::size_t rounded_sum(const std::vector<std::size_t>& sizes) const noexcept;
+    // What the largest free range will be when every retired one is back.
+    std::size_t largest_hole_to_come() const;
 
     // Those below without.
     void require_usable() const;
     void await(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout,
-               const std::function<bool()>& attempt);
+               const std::function<bool()>& attempt, const std::function<void()>& between);
     std::vector<Blocks> deal(const std::vector<std::size_t>& sizes, const Ranges& ranges);
     std::shared_ptr<Block> deal_one(Range range, std::size_t bytes);
     void reclaim_retired() noexcept;
     bool may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const;
     [[noreturn]] void refuse(const std::vector<std::size_t>& sizes, bool contiguous);
+    bool close_if(bool forced) noexcept;
+    std::size_t drop(const std::vector<Chunk*>& chunks) noexcept;
     void release_memory() noexcept;
 
     // Called by a dying block. Never throws.
@@ -132,7 +144,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
     FreeList free_;                         // guarded by mutex_
     RetiredRanges retired_;                 // guarded by mutex_; with the ranges being polled
     ArenaStats counters_;                   // guarded by mutex_: only what cannot be derived
-    bool closed_ = false;                   // guarded by mutex_
+    std::atomic<bool> closed_{false};       // written under mutex_
+    std::atomic<bool> leaked_{false};       // the driver did not give a chunk up
     std::atomic<bool> any_retired_{false};  // a hint, so that most calls lock once
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "arena.hpp"
+#include "blocking.hpp"
 #include "error.hpp"
 
 namespace pinferry {
@@ -48,6 +49,7 @@ Arena::~Arena() {
 }
 
 std::size_t Arena::next_chunk_bytes() const {
+    device_->process().require_same_process("this arena");
     const std::lock_guard lock(mutex_);
     for (const Chunk& chunk : chunks_) {
         if (chunk.state == Chunk::State::absent) return chunk.range.size;
@@ -55,7 +57,8 @@ std::size_t Arena::next_chunk_bytes() const {
     return 0;
 }
 
-bool Arena::would_fit_after_growth(const std::vector<std::size_t>& sizes, bool contiguous) const {
+bool Arena::would_fit_after_growth(const std::vector<std::size_t>& sizes, bool contiguous,
+                                   bool patient) const {
     const std::lock_guard lock(mutex_);
     std::size_t growth = 0;
     std::size_t largest = 0;
@@ -67,7 +70,8 @@ bool Arena::would_fit_after_growth(const std::vector<std::size_t>& sizes, bool c
     if (growth == 0) return false;
     const auto too_large = [&](std::size_t size) { return free_.rounded(size) > largest; };
     if (contiguous && std::any_of(sizes.begin(), sizes.end(), too_large)) return false;
-    return rounded_sum(sizes) <= free_.free_bytes() + retired_.bytes() + growth;
+    const std::size_t later = patient ? retired_.bytes() : 0;
+    return rounded_sum(sizes) <= free_.free_bytes() + later + growth;
 }
 
 bool Arena::make_chunk() {
@@ -93,14 +97,12 @@ bool Arena::make_chunk() {
     {
         const std::lock_guard lock(mutex_);
         if (!closed_) {
-            chunk->state = Chunk::State::made;
             free_.extend(chunk->range);
+            chunk->state = Chunk::State::made;
             return true;
         }
     }
-    device_->drop_chunk(*memory_, chunk->range);  // closed meanwhile
-    const std::lock_guard lock(mutex_);
-    chunk->state = Chunk::State::absent;
+    drop({chunk});  // closed meanwhile
     return false;
 }
 
@@ -108,38 +110,54 @@ std::size_t Arena::trim(std::size_t keep) {
     require_usable();
     reclaim_retired();
     std::vector<Chunk*> dropping;
-    std::size_t trimmed = 0;
     {
         const std::lock_guard lock(mutex_);
         require_open();
+        dropping.reserve(chunks_.size());
         for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
             if (chunk->state != Chunk::State::made) continue;
             if (free_.capacity() < keep + chunk->range.size) continue;
             if (!free_.withdraw(chunk->range)) continue;
             chunk->state = Chunk::State::dropping;
-            trimmed += chunk->range.size;
             dropping.push_back(&*chunk);
         }
     }
-    for (const Chunk* chunk : dropping) device_->drop_chunk(*memory_, chunk->range);
-    const std::lock_guard lock(mutex_);
-    for (Chunk* chunk : dropping) chunk->state = Chunk::State::absent;
-    return trimmed;
+    return drop(dropping);
 }
 
-void Arena::close() noexcept {
+// A chunk that the driver does not give up keeps its state: nobody makes or uses it again.
+std::size_t Arena::drop(const std::vector<Chunk*>& chunks) noexcept {
+    std::size_t dropped = 0;
+    for (Chunk* chunk : chunks) {
+        if (!device_->drop_chunk(*memory_, chunk->range)) {
+            leaked_ = true;
+            continue;
+        }
+        dropped += chunk->range.size;
+        const std::lock_guard lock(mutex_);
+        chunk->state = Chunk::State::absent;
+    }
+    return dropped;
+}
+
+void Arena::close() noexcept { close_if(true); }
+
+bool Arena::close_if_idle() noexcept { return close_if(false); }
+
+bool Arena::close_if(bool forced) noexcept {
+    if (device_->process().forked()) {
+        closed_ = true;
+        return true;
+    }
     bool idle = false;
     {
         const std::lock_guard lock(mutex_);
-        closed_ = true;
         idle = counters_.blocks == 0;
+        if (!idle && !forced) return false;
+        closed_ = true;
     }
-    if (idle && !device_->process().forked()) release_memory();
-}
-
-bool Arena::closed() const noexcept {
-    const std::lock_guard lock(mutex_);
-    return closed_;
+    if (idle) release_memory();
+    return true;
 }
 
 // With no block alive and none to come.
@@ -164,15 +182,16 @@ void Arena::release_memory() noexcept {
             retired_ = {};
             free_ = FreeList(0, chunk_bytes_, block_alignment);
         }
+        if (leaked_) static_cast<void>(new std::shared_ptr<HostMemory>(memory_));
         if (made.empty()) return;
         // A copy may be stuck behind its producer: the device takes the memory over, and nothing
         // waits.
         Device* device = device_.get();
         device->release_after(std::move(pending), [device, memory = memory_, made] {
+            const BlockingSection blocking;
             for (const Range& chunk : made) {
                 if (device->drop_chunk(*memory, chunk)) continue;
                 static_cast<void>(new std::shared_ptr<HostMemory>(memory));
-                return;
             }
         });
     } catch (const std::exception&) {
@@ -182,6 +201,7 @@ void Arena::release_memory() noexcept {
 }
 
 ArenaStats Arena::stats() {
+    device_->process().require_same_process("this arena");
     if (closed()) device_->release_due();  // its own memory, if it was closed amid a copy
     reclaim_retired();
     const std::lock_guard lock(mutex_);
@@ -196,6 +216,7 @@ ArenaStats Arena::stats() {
 }
 
 std::vector<Region> Arena::layout() {
+    device_->process().require_same_process("this arena");
     reclaim_retired();
     std::vector<Region> idle;  // what is not used, by offset
     std::vector<Chunk> chunks;
@@ -230,6 +251,7 @@ std::vector<Region> Arena::layout() {
 }
 
 std::string Arena::describe() const {
+    device_->process().require_same_process("this arena");
     std::size_t made = 0;
     {
         const std::lock_guard lock(mutex_);

@@ -15,6 +15,12 @@ namespace {
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 using Seconds = std::optional<double>;
 
+// So that Ctrl-C ends a wait.
+void heed_signals() {
+    const py::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 std::shared_ptr<Arena> create(std::shared_ptr<Device> device, std::size_t nbytes,
                               std::size_t chunk_nbytes, std::optional<int> numa_node,
                               bool huge_pages, unsigned threads, Backend backend,
@@ -71,23 +77,25 @@ void bind_arena(py::module_& module) {
         .def(
             "allocate",
             [](Arena& arena, std::size_t nbytes, Seconds timeout, std::size_t alignment) {
-                return arena.allocate(nbytes, timeout_from_seconds(timeout), alignment);
+                return arena.allocate(nbytes, timeout_from_seconds(timeout), alignment,
+                                      &heed_signals);
             },
             py::arg("nbytes"), py::arg("timeout"), py::arg("alignment") = 1, Unlocked())
         .def(
             "allocate_extents",
             [](Arena& arena, const std::vector<std::size_t>& sizes, Seconds timeout) {
-                return arena.allocate_extents(sizes, timeout_from_seconds(timeout));
+                return arena.allocate_extents(sizes, timeout_from_seconds(timeout), &heed_signals);
             },
             py::arg("sizes"), py::arg("timeout"), Unlocked())
         .def("try_allocate_extents", &Arena::try_allocate_extents, py::arg("sizes"), Unlocked())
         .def("would_fit_after_growth", &Arena::would_fit_after_growth, py::arg("sizes"),
-             py::arg("contiguous"), Unlocked())
+             py::arg("contiguous"), py::arg("patient"), Unlocked())
         .def_property_readonly("next_chunk_nbytes", &Arena::next_chunk_bytes)
         .def("make_chunk", &Arena::make_chunk, Unlocked())
         .def("trim", &Arena::trim, py::arg("keep_nbytes"), Unlocked())
         .def("layout", &layout, Unlocked())
         .def("close", &Arena::close, Unlocked())
+        .def("close_if_idle", &Arena::close_if_idle, Unlocked())
         .def_property_readonly("closed", &Arena::closed)
         .def_property_readonly("device", &Arena::device)
         .def_property_readonly("backend",

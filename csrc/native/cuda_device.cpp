@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 
+#include "blocking.hpp"
 #include "cuda_stream.hpp"
 #include "error.hpp"
 
@@ -128,7 +129,7 @@ std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest
         const bool forbidden = error.kind() == "RegistrationFailed" && !error.fields().empty() &&
                                error.fields().front().second == cuda::error_not_supported;
         if (!forbidden || request.backend == Backend::registered) throw;
-        return from_driver(error.what());
+        return from_driver("cuMemHostRegister is not permitted here (error 801)");
     }
 }
 
@@ -140,8 +141,7 @@ void CudaDevice::make_chunk(HostMemory& memory, Range chunk) {
 bool CudaDevice::drop_chunk(HostMemory& memory, Range chunk) noexcept {
     // After a fork or the driver's end there is nothing to give back to.
     const Scope scope(*context_, std::nothrow);
-    if (scope.ok()) memory.drop(chunk);
-    return scope.ok();
+    return scope.ok() && memory.drop(chunk);
 }
 
 Address CudaDevice::allocate(std::size_t bytes) {
@@ -152,6 +152,7 @@ Address CudaDevice::allocate(std::size_t bytes) {
 }
 
 void CudaDevice::free_now(Address address) noexcept {
+    const BlockingSection blocking;
     const Scope scope(*context_, std::nothrow);
     if (scope.ok()) driver_.memory_free(address);
 }

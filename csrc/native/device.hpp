@@ -109,7 +109,7 @@ class Device {
     // Throws Error("InvalidArgument") for a backend that the device does not have.
     virtual std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) = 0;
     // One more chunk, and one less, under the device's context. Both block the host. Dropping
-    // returns false, doing nothing, where the context is gone: then the memory must never go.
+    // returns false where the context is gone or the driver refuses: then the memory must never go.
     virtual void make_chunk(HostMemory& memory, Range chunk) = 0;
     virtual bool drop_chunk(HostMemory& memory, Range chunk) noexcept = 0;
 

@@ -73,10 +73,7 @@ std::unique_ptr<HostMemory> HostDevice::make_host_memory(const HostMemoryRequest
 
 void HostDevice::make_chunk(HostMemory& memory, Range chunk) { memory.make(chunk); }
 
-bool HostDevice::drop_chunk(HostMemory& memory, Range chunk) noexcept {
-    memory.drop(chunk);
-    return true;
-}
+bool HostDevice::drop_chunk(HostMemory& memory, Range chunk) noexcept { return memory.drop(chunk); }
 
 Address HostDevice::allocate(std::size_t bytes) {
     const std::size_t size = (bytes + device_alignment - 1) / device_alignment * device_alignment;

@@ -16,8 +16,12 @@ std::string describe_pages(const Pages& pages) {
 }
 
 Error refused(const cuda::Driver& driver, const char* call, cuda::Result result, Range chunk) {
+    const bool forbidden = result == cuda::error_not_supported;
     return {"RegistrationFailed",
-            cuda::describe_failure(driver, call, result) + " for " + format_bytes(chunk.size),
+            cuda::describe_failure(driver, call, result) + " for " + format_bytes(chunk.size) +
+                (forbidden ? ": pinning pages is not permitted here; backend 'driver' or 'auto' "
+                             "does without"
+                           : ": ask for less"),
             {{"code", result}, {"requested", static_cast<std::int64_t>(chunk.size)}}};
 }
 
@@ -30,19 +34,25 @@ void make_all(HostMemory& memory, const std::vector<Range>& chunks) {
                                std::size_t{0},
                                [](std::size_t sum, Range chunk) { return sum + chunk.size; });
     };
+    const auto drop_all = [&] {
+        for (std::size_t i = 0; i < made; ++i) memory.drop(chunks[i]);
+    };
     try {
         for (; made < chunks.size(); ++made) memory.make(chunks[made]);
     } catch (const Error& error) {
-        for (std::size_t i = 0; i < made; ++i) memory.drop(chunks[i]);
+        drop_all();
         auto fields = error.fields();
         for (auto& [name, value] : fields) {
             if (name == "requested") value = static_cast<std::int64_t>(bytes_of(chunks.size()));
         }
         throw Error(error.kind(),
-                    std::string(error.what()) + " after " + format_bytes(bytes_of(made)) + " of " +
-                        format_bytes(bytes_of(chunks.size())) +
-                        "; every part was given back. Ask for a smaller arena",
+                    std::string(error.what()) + ". There were " + format_bytes(bytes_of(made)) +
+                        " of " + format_bytes(bytes_of(chunks.size())) +
+                        "; every part was given back",
                     std::move(fields));
+    } catch (...) {
+        drop_all();
+        throw;
     }
 }
 
@@ -59,10 +69,10 @@ void RegisteredMemory::make(Range chunk) {
     throw refused(driver_, "cuMemHostRegister", result, chunk);
 }
 
-void RegisteredMemory::drop(Range chunk) noexcept {
-    // A failure means that the context is gone, and its registrations with it.
-    driver_.host_unregister(pages_.data() + chunk.offset);
+bool RegisteredMemory::drop(Range chunk) noexcept {
+    if (driver_.host_unregister(pages_.data() + chunk.offset) != cuda::success) return false;
     pages_.discard(chunk);
+    return true;
 }
 
 std::string RegisteredMemory::describe() const { return describe_pages(pages_) + ", registered"; }
@@ -74,10 +84,11 @@ void DriverMemory::make(Range chunk) {
     chunks_[chunk.offset / chunk_bytes_] = static_cast<std::byte*>(memory);
 }
 
-void DriverMemory::drop(Range chunk) noexcept {
+bool DriverMemory::drop(Range chunk) noexcept {
     std::byte*& memory = chunks_[chunk.offset / chunk_bytes_];
-    driver_.host_free(memory);
+    if (driver_.host_free(memory) != cuda::success) return false;
     memory = nullptr;
+    return true;
 }
 
 std::string DriverMemory::describe() const { return "allocated by the driver, because " + reason_; }

@@ -21,8 +21,9 @@ class HostMemory {
     // Makes a chunk present, and pins it. Blocks. Throws Error("HostMemoryLimit") or
     // Error("RegistrationFailed"), and then nothing of the chunk is left.
     virtual void make(Range chunk) = 0;
-    // Gives it back to the system. A driver waits until its device is idle.
-    virtual void drop(Range chunk) noexcept = 0;
+    // Gives it back to the system. A driver waits until its device is idle; where it refuses, this
+    // returns false, and the chunk must never be used or unmapped again.
+    virtual bool drop(Range chunk) noexcept = 0;
 
     // Address of the byte at `offset`, which lies in a chunk that is made.
     virtual std::byte* address(std::size_t offset) const noexcept = 0;
@@ -45,7 +46,10 @@ class UnpinnedMemory final : public HostMemory {
         : pages_(layout, options) {}
 
     void make(Range chunk) override { pages_.populate(chunk); }
-    void drop(Range chunk) noexcept override { pages_.discard(chunk); }
+    bool drop(Range chunk) noexcept override {
+        pages_.discard(chunk);
+        return true;
+    }
     std::byte* address(std::size_t offset) const noexcept override {
         return pages_.data() + offset;
     }
@@ -65,7 +69,7 @@ class RegisteredMemory final : public HostMemory {
         : driver_(driver), pages_(layout, options) {}
 
     void make(Range chunk) override;
-    void drop(Range chunk) noexcept override;
+    bool drop(Range chunk) noexcept override;
     std::byte* address(std::size_t offset) const noexcept override {
         return pages_.data() + offset;
     }
@@ -89,7 +93,7 @@ class DriverMemory final : public HostMemory {
           reason_(std::move(reason)) {}
 
     void make(Range chunk) override;
-    void drop(Range chunk) noexcept override;
+    bool drop(Range chunk) noexcept override;
     std::byte* address(std::size_t offset) const noexcept override {
         return chunks_[offset / chunk_bytes_] + offset % chunk_bytes_;
     }

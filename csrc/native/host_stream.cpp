@@ -60,8 +60,9 @@ HostStream::HostStream()
 
 HostStream::~HostStream() {
     if (process_.forked()) {
-        // The worker exists in the parent only, and its condition cannot be destroyed here.
-        worker_.detach();
+        // The worker exists in the parent only: its handle may name another thread here by now, and
+        // its condition cannot be destroyed.
+        static_cast<void>(new std::thread(std::move(worker_)));
         static_cast<void>(new std::shared_ptr<Queue>(std::move(queue_)));
         return;
     }

@@ -74,6 +74,7 @@ void touch(std::byte* data, std::size_t size, unsigned threads) {
         }
     };
     std::vector<std::thread> workers;
+    workers.reserve(threads);
     for (std::size_t begin = share; begin < size; begin += share) {
         try {
             workers.emplace_back(touch_share, begin);

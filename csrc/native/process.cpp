@@ -31,8 +31,8 @@ void ProcessTag::require_same_process(const char* what) const {
     if (!forked()) return;
     throw Error("ForkedProcess",
                 std::string(what) +
-                    " belongs to the parent process and cannot be used after fork; "
-                    "make a new one here, or start workers with 'spawn'");
+                    " belongs to the parent process and cannot be used after fork; start workers "
+                    "with 'spawn', or, on the CPU device alone, make a new one here");
 }
 
 }  // namespace pinferry

@@ -22,7 +22,11 @@ inline void register_error_translator() {
         try {
             if (pending) std::rethrow_exception(pending);
         } catch (const Error& error) {
-            raise_in_python(error);
+            try {
+                raise_in_python(error);
+            } catch (pybind11::error_already_set& interrupt) {
+                interrupt.restore();  // a signal that came meanwhile, or no memory for the error
+            }
         }
     });
 }

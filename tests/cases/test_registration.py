@@ -32,6 +32,8 @@ def test_no_call_pins_512_gib_unless_asked_to() -> None:
             max_capacity=most,
             eager=eager,
             chunk=None,
+            huge_pages=True,
+            numa_node=None,
             threads=None,
             reserve_host=0,
             backend="auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -139,3 +140,42 @@ def test_two_hundred_arenas_lose_no_registration(fake_gpu: FakeDriver) -> None:
         del arena
         gc.collect()
         assert fake_gpu.live() == before
+
+
+@pytest.mark.parametrize("call", ["cuMemHostUnregister", "cuCtxPushCurrent"])
+def test_a_chunk_that_the_driver_does_not_give_up_is_never_used_again(
+    fake_gpu: FakeDriver, call: str
+) -> None:
+    arena = make_arena(_native.CudaDevice(0), eager=True)
+    fake_gpu.fail_call(call, 700)
+    assert arena.trim(0) == 0
+    fake_gpu.reset()
+    assert arena.stats().capacity_bytes == 0
+    while arena.make_chunk():
+        pass
+    assert arena.stats().capacity_bytes == 6 * MIB
+    assert min(offset for kind, offset, _ in arena.layout() if kind == "free") == 2 * MIB
+    arena.close()
+    assert arena.stats().locked_bytes == 0
+    fake_gpu.tolerate_leaks()
+
+
+@pytest.mark.parametrize("how", ["drop the arena", "drop its last block"])
+def test_memory_that_goes_while_a_stream_is_held_lets_other_threads_run(
+    fake_gpu: FakeDriver, how: str
+) -> None:
+    device = _native.CudaDevice(0)
+    arena, stream = make_arena(device), device.create_stream()
+    block = arena.allocate(512, 0.0)
+    if how == "drop its last block":
+        arena.close()
+    else:
+        del block
+    stream.hold()
+    threading.Timer(0.1, stream.release).start()
+    if how == "drop its last block":
+        del block
+    else:
+        del arena
+    assert fake_gpu.alive("blocked") == 0
+    assert fake_gpu.alive("registration") == 0

@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import signal
+import threading
 import traceback
 import warnings
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import pytest
 from pinferry import _native
 from pinferry._native import Direction
 from pinferry.errors import ForkedProcess
-from pinferry.pool import PinnedBlock
+from pinferry.pool import PinnedArena, PinnedBlock
 from tests.workbench import LATE, MIB, content
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ def test_a_child_may_ask_questions(make_device: Callable[[], _native.Device]) ->
     def body() -> None:
         assert not flight.ticket.done()
         assert flight.ticket.elapsed_ms is None
-        assert flight.arena.stats().used_bytes == 512
+        with pytest.raises(ForkedProcess):
+            flight.arena.stats()
         flight.stream.release()
         flight.arena.close()
         assert flight.arena.closed
@@ -249,3 +251,71 @@ def test_a_child_unmaps_nothing_where_the_memory_of_a_dead_arena_was(
         ctypes.memset(address, 1, size)
 
     assert status_of_child(body) == 0
+
+
+def test_a_child_s_own_threads_and_arenas_are_safe_from_those_it_inherited(
+    make_device: Callable[[], _native.Device],
+) -> None:
+    flight = Flight(make_device())
+
+    def body() -> None:
+        threads = [threading.Thread(target=int) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        own = PinnedArena("1MiB", device="cpu")
+        own.alloc(512).numpy()[:] = 1
+        flight.__dict__.clear()
+        gc.collect()
+        own.close()
+        for thread in threads:
+            thread.join()
+
+    status = status_of_child(body)
+    flight.land()
+    assert status == 0
+
+
+def test_nothing_asked_of_an_arena_hangs_a_child(make_device: Callable[[], _native.Device]) -> None:
+    arena = PinnedArena("4MiB", device=make_device(), chunk="2MiB", max_capacity="8MiB")
+    block, over = arena.alloc(512), threading.Event()
+
+    def keep_busy() -> None:
+        while not over.is_set():
+            arena.regions()
+
+    def body() -> None:
+        assert "parent" in repr(arena)
+        assert not arena.closed
+        asks: list[Callable[[], object]] = [
+            arena.stats,
+            arena.regions,
+            arena.to_dict,
+            arena.describe,
+            arena.trim,
+            arena.wait_ready,
+            lambda: arena.alloc(1),
+            lambda: arena.try_alloc(1),
+            lambda: arena.alloc_extents(1),
+            lambda: arena.capacity_bytes,
+            lambda: arena.backend_reason,
+            block.numpy,
+            block.memoryview,
+        ]
+        for ask in asks:
+            with pytest.raises(ForkedProcess):
+                ask()
+        block.free()
+        arena.close()
+        arena.close(force=True)
+
+    threads = [threading.Thread(target=keep_busy) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [status_of_child(body) for _ in range(8)] == [0] * 8
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    block.free()
+    arena.close()

@@ -39,7 +39,7 @@ def test_a_chunk_is_a_multiple_of_a_huge_page(chunk: int | str) -> None:
 
 @pytest.mark.parametrize("threads", [0, -1])
 def test_an_arena_needs_a_thread_to_touch_its_pages(threads: int) -> None:
-    with pytest.raises(InvalidSize):
+    with pytest.raises(InvalidArgument):
         PinnedArena("1MiB", device="cpu", threads=threads)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import signal
 import threading
 
 import pytest
 import torch
 
-from pinferry import PinnedArena, TransferEngine
-from pinferry.errors import ArenaExhausted, HostMemoryLimit, InvalidSize
+from pinferry import PinnedArena, TransferEngine, _native
+from pinferry.errors import ArenaExhausted, HostMemoryLimit, InvalidSize, PinferryError
 from pinferry.pool import supply
+from pinferry.pool.host_memory import require_host_bytes
 
 MIB = 2**20
 
@@ -121,3 +125,120 @@ def test_threads_that_want_room_at_once_all_find_it(torch_device: str) -> None:
         assert len({block.offset for block in held}) == 8
         assert 16 * MIB <= arena.capacity_bytes <= 32 * MIB
         held.clear()
+
+
+def test_a_failed_growth_keeps_nothing_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(requested: int, reserve: int = 0) -> None:
+        raise HostMemoryLimit("none left")
+
+    def ask() -> None:
+        held = arena.alloc("2MiB")
+        with contextlib.suppress(ArenaExhausted):
+            arena.alloc(1)
+        assert held.nbytes == 2 * MIB
+
+    monkeypatch.setattr(supply, "require_host_bytes", refuse)
+    with growing("cpu") as arena:
+        ask()
+        gc.collect()
+        assert arena.stats().blocks == 0
+        assert arena.wait_ready(0)  # nothing failed in the background
+
+
+def test_an_old_failure_is_not_told_of_a_request_that_growth_would_not_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(requested: int, reserve: int = 0) -> None:
+        raise HostMemoryLimit("none left")
+
+    monkeypatch.setattr(supply, "require_host_bytes", refuse)
+    with growing("cpu") as arena, arena.alloc("2MiB"):
+        with pytest.raises(ArenaExhausted, match="could not grow"):
+            arena.alloc(1)
+        with pytest.raises(ArenaExhausted, match=r"Make the arena larger$"):
+            arena.alloc("64MiB")
+
+
+def test_a_signal_handler_may_close_the_arena_amid_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = growing("cpu")
+    first = arena.alloc("2MiB")
+
+    def close_amid(requested: int, reserve: int = 0) -> None:
+        require_host_bytes(requested, reserve=reserve)
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: arena.close(force=True))
+    try:
+        monkeypatch.setattr(supply, "require_host_bytes", close_amid)
+        with pytest.raises(PinferryError):
+            arena.alloc(1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    first.free()
+    assert arena.stats().capacity_bytes == 0
+
+
+def test_growth_does_not_count_on_what_is_in_flight_unless_the_request_waits(
+    torch_device: str,
+) -> None:
+    with growing(torch_device, max_capacity="4MiB") as arena:
+        device = arena.device
+        memory, stream = device.allocate(MIB), device.create_stream()
+        stream.hold()
+        block = arena.alloc("1MiB")
+        ticket = _native.submit(
+            device=device,
+            direction=_native.Direction.TO_HOST,
+            pieces=[_native.Piece(block.native, memory.address)],
+            streams=[stream.handle],
+        )
+        block.free()
+        with pytest.raises(ArenaExhausted):
+            arena.alloc_extents("4MiB")
+        assert arena.capacity_bytes == 2 * MIB
+        threading.Timer(0.05, stream.release).start()
+        assert sum(each.nbytes for each in arena.alloc_extents("4MiB", timeout=30)) == 4 * MIB
+        assert ticket.synchronize(30.0)
+
+
+def test_waiting_where_it_cannot_help_is_refused_at_once(torch_device: str) -> None:
+    with PinnedArena("4MiB", device=torch_device, chunk="4MiB") as arena:
+        device = arena.device
+        memory, stream = device.allocate(MIB), device.create_stream()
+        blocks = [arena.alloc("1MiB") for _ in range(4)]
+        stream.hold()
+        ticket = _native.submit(
+            device=device,
+            direction=_native.Direction.TO_HOST,
+            pieces=[_native.Piece(blocks[0].native, memory.address)],
+            streams=[stream.handle],
+        )
+        blocks[0].free()
+        blocks[2].free()
+        with pytest.raises(ArenaExhausted):  # 2 MiB are free or in flight, and never side by side
+            arena.alloc("2MiB", timeout=None)
+        stream.release()
+        assert ticket.synchronize(30.0)
+        blocks[1].free()
+        blocks[3].free()
+
+
+def test_ctrl_c_ends_a_wait(torch_device: str) -> None:
+    with PinnedArena("1MiB", device=torch_device) as arena:
+        device = arena.device
+        memory, stream = device.allocate(MIB), device.create_stream()
+        block = arena.alloc("1MiB")
+        stream.hold()
+        ticket = _native.submit(
+            device=device,
+            direction=_native.Direction.TO_HOST,
+            pieces=[_native.Piece(block.native, memory.address)],
+            streams=[stream.handle],
+        )
+        block.free()
+        interrupt = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            arena.alloc("1MiB", timeout=None)
+        stream.release()
+        assert ticket.synchronize(30.0)
