@@ -34,10 +34,12 @@ run_tests() {
 }
 
 gpu_tests() {
-    local name=$1
+    local name=$1 limit=()
     shift
+    # A test that hangs says where, and the others go on.
+    $python -c 'import pytest_timeout' 2> /dev/null && limit=(--timeout 60 --timeout-method thread)
     timeout -s INT "${TESTS_AT_MOST_S:-600}" $python -m pytest -q -m gpu -p no:cacheprovider -p no:benchmark --tb=short \
-        --durations=6 --junitxml="$out/tests-$name.xml" "$@"
+        --durations=6 --junitxml="$out/tests-$name.xml" -o faulthandler_timeout=45 "${limit[@]}" "$@"
 }
 
 # Checks every access of the copies and of the stand-in kernels; slow, so few tests.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,8 +39,6 @@ def engine(arena: PinnedArena) -> Iterator[TransferEngine]:
 @pytest.fixture
 def stream(arena: PinnedArena) -> Iterator[_native.Stream]:
     """Yield a stream that a test may hold and release."""
-    # Garbage of other tests may hold arenas; to unpin them the driver waits for this stream.
-    gc.collect()
     made = arena.device.create_stream()
     yield made
     made.release()
