@@ -28,6 +28,8 @@ alone="reclaim or demo or memory_really or nvml"
 run_tests() {
     local parallel=() code=0
     $python -c 'import xdist' 2> /dev/null && parallel=(-n 12)
+    $python -m pytest -q -m gpu --collect-only -p no:cacheprovider -p no:benchmark 2> /dev/null |
+        grep '::' > "$out/tests-collected.txt"
     gpu_tests parallel -k "not ($alone)" "${parallel[@]}" || code=1
     gpu_tests alone -k "$alone" || code=1
     return $code

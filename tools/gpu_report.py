@@ -8,10 +8,11 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 
-def count_tests(paths: list[Path]) -> dict[str, object]:
-    """Return the counts of JUnit files, and the names of what did not pass."""
+def count_tests(paths: list[Path], collected: list[str]) -> dict[str, object]:
+    """Return the counts of JUnit files, and the names of what did not pass or did not run."""
     # pytest wrote them a moment ago
-    cases = [case for path in paths for case in ET.parse(path).iter("testcase")]  # noqa: S314
+    every = [case for path in paths for case in ET.parse(path).iter("testcase")]  # noqa: S314
+    cases = [case for case in every if case.get("name")]  # one that was cut short has none
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     unhappy: list[str] = []
     for case in cases:
@@ -22,7 +23,10 @@ def count_tests(paths: list[Path]) -> dict[str, object]:
             counts["skipped"] += 1
         else:
             counts["passed"] += 1
-    return {**counts, "not_passed": unhappy}
+    ran = {
+        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}" for case in cases
+    }
+    return {**counts, "not_passed": unhappy, "not_run": sorted(set(collected) - ran)}
 
 
 def main() -> None:
@@ -30,7 +34,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     report = json.loads((folder / "bench.json").read_text())
     report["meta"]["command"] = "tools/gpu_check.sh OUTPUT_FOLDER"
-    report["tests"] = count_tests(sorted(folder.glob("tests-*.xml")))
+    collected = (folder / "tests-collected.txt").read_text().splitlines()
+    report["tests"] = count_tests(sorted(folder.glob("tests-*.xml")), collected)
     report["demo"] = {
         path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("demo*.json"))
     }
