@@ -35,6 +35,22 @@ def write(block: _native.Block, data: bytes) -> None:
     memoryview(block)[:] = data
 
 
+def retire_a_block(
+    arena: _native.Arena, nbytes: int
+) -> tuple[_native.Stream, _native.Ticket, _native.DeviceMemory]:
+    """Drop a block amid a copy into it from the memory, which waits for the held stream."""
+    device = arena.device
+    memory, stream = device.allocate(nbytes), device.create_stream()
+    stream.hold()
+    ticket = _native.submit(
+        device=device,
+        direction=Direction.TO_HOST,
+        pieces=[_native.Piece(arena.allocate(nbytes, 0.0), memory.address)],
+        streams=[stream.handle],
+    )
+    return stream, ticket, memory
+
+
 class Workbench:
     """Runs tests on `device`. Contents of device memory go through `aside`.
 

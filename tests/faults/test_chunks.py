@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinferry import _native
-from pinferry._native import Direction
 from pinferry.errors import ArenaClosed, PinferryError, RegistrationFailed
-from tests.workbench import LATE, MIB
+from tests.workbench import LATE, MIB, retire_a_block
 
 if TYPE_CHECKING:
     from tests.fake_driver import FakeDriver
@@ -86,16 +85,8 @@ def test_trimming_unpins_and_growing_pins_again(fake_gpu: FakeDriver, backend: s
 
 def test_a_chunk_is_not_trimmed_before_the_copies_in_it_have_ended(fake_gpu: FakeDriver) -> None:
     device = _native.CudaDevice(0)
-    arena, memory, producer = make_arena(device), device.allocate(512), device.create_stream()
-    producer.hold()
-    block = arena.allocate(512, 0.0)
-    ticket = _native.submit(
-        device=device,
-        direction=Direction.TO_HOST,
-        pieces=[_native.Piece(block, memory.address)],
-        streams=[producer.handle],
-    )
-    del block
+    arena = make_arena(device)
+    producer, ticket, _memory = retire_a_block(arena, 512)
     assert arena.stats().retired_bytes == 512
     assert arena.trim(0) == 0
     producer.release()
@@ -106,16 +97,8 @@ def test_a_chunk_is_not_trimmed_before_the_copies_in_it_have_ended(fake_gpu: Fak
 def test_closing_amid_a_copy_gives_the_memory_back_after_it(fake_gpu: FakeDriver) -> None:
     device = _native.CudaDevice(0)
     before = fake_gpu.live()["registration"]
-    arena, memory, producer = make_arena(device), device.allocate(512), device.create_stream()
-    producer.hold()
-    block = arena.allocate(512, 0.0)
-    ticket = _native.submit(
-        device=device,
-        direction=Direction.TO_HOST,
-        pieces=[_native.Piece(block, memory.address)],
-        streams=[producer.handle],
-    )
-    del block
+    arena = make_arena(device)
+    producer, ticket, _memory = retire_a_block(arena, 512)
     arena.close()
     arena.close()
     assert fake_gpu.live()["registration"] - before == 1

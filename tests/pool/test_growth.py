@@ -10,10 +10,11 @@ import threading
 import pytest
 import torch
 
-from pinferry import PinnedArena, TransferEngine, _native
+from pinferry import PinnedArena, TransferEngine
 from pinferry.errors import ArenaExhausted, HostMemoryLimit, InvalidSize, PinferryError
 from pinferry.pool import supply
 from pinferry.pool.host_memory import require_host_bytes
+from tests.workbench import retire_a_block
 
 MIB = 2**20
 
@@ -182,17 +183,7 @@ def test_growth_does_not_count_on_what_is_in_flight_unless_the_request_waits(
     torch_device: str,
 ) -> None:
     with growing(torch_device, max_capacity="4MiB") as arena:
-        device = arena.device
-        memory, stream = device.allocate(MIB), device.create_stream()
-        stream.hold()
-        block = arena.alloc("1MiB")
-        ticket = _native.submit(
-            device=device,
-            direction=_native.Direction.TO_HOST,
-            pieces=[_native.Piece(block.native, memory.address)],
-            streams=[stream.handle],
-        )
-        block.free()
+        stream, ticket, _memory = retire_a_block(arena.native, MIB)
         with pytest.raises(ArenaExhausted):
             arena.alloc_extents("4MiB")
         assert arena.capacity_bytes == 2 * MIB
@@ -203,39 +194,20 @@ def test_growth_does_not_count_on_what_is_in_flight_unless_the_request_waits(
 
 def test_waiting_where_it_cannot_help_is_refused_at_once(torch_device: str) -> None:
     with PinnedArena("4MiB", device=torch_device, chunk="4MiB") as arena:
-        device = arena.device
-        memory, stream = device.allocate(MIB), device.create_stream()
-        blocks = [arena.alloc("1MiB") for _ in range(4)]
-        stream.hold()
-        ticket = _native.submit(
-            device=device,
-            direction=_native.Direction.TO_HOST,
-            pieces=[_native.Piece(blocks[0].native, memory.address)],
-            streams=[stream.handle],
-        )
-        blocks[0].free()
-        blocks[2].free()
+        stream, ticket, _memory = retire_a_block(arena.native, MIB)
+        blocks = [arena.alloc("1MiB") for _ in range(3)]
+        blocks[1].free()
         with pytest.raises(ArenaExhausted):  # 2 MiB are free or in flight, and never side by side
             arena.alloc("2MiB", timeout=None)
         stream.release()
         assert ticket.synchronize(30.0)
-        blocks[1].free()
-        blocks[3].free()
+        blocks[0].free()
+        blocks[2].free()
 
 
 def test_ctrl_c_ends_a_wait(torch_device: str) -> None:
     with PinnedArena("1MiB", device=torch_device) as arena:
-        device = arena.device
-        memory, stream = device.allocate(MIB), device.create_stream()
-        block = arena.alloc("1MiB")
-        stream.hold()
-        ticket = _native.submit(
-            device=device,
-            direction=_native.Direction.TO_HOST,
-            pieces=[_native.Piece(block.native, memory.address)],
-            streams=[stream.handle],
-        )
-        block.free()
+        stream, ticket, _memory = retire_a_block(arena.native, MIB)
         interrupt = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
