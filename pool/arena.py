@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from pinferry import _native
-from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse, NotCopyable
+from pinferry.errors import ArenaClosed, ArenaInUse, NotCopyable
 from pinferry.pool.block import PinnedBlock
 from pinferry.pool.cupy import CupyAllocator
 from pinferry.pool.device import numa_node_of, open_device
@@ -16,7 +16,7 @@ from pinferry.pool.stats import ArenaStats
 from pinferry.pool.supply import ChunkSupply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import NoReturn
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["PinnedArena"]
 
 _ALIGNMENT = 512  # of every block
-_Dealt = TypeVar("_Dealt")
 
 
 class PinnedArena:
@@ -214,12 +213,14 @@ class PinnedArena:
         if alignment is not _ALIGNMENT:  # the default needs no check
             check_alignment(alignment)
         native = self._native.try_allocate(size, alignment)
-        while native is None:
-            patient = timeout != 0
-            if not self._supply.more(self._native, [size], contiguous=True, patient=patient):
-                native = self._last_try(lambda: self._native.allocate(size, timeout, alignment))
-            else:
-                native = self._native.try_allocate(size, alignment)
+        if native is None:
+            native = self._supply.serve(
+                [size],
+                contiguous=True,
+                patient=timeout != 0,
+                attempt=lambda: self._native.try_allocate(size, alignment),
+                wait=lambda: self._native.allocate(size, timeout, alignment),
+            )
         return PinnedBlock(native)
 
     def try_alloc(self, nbytes: int | str) -> PinnedBlock | None:
@@ -246,25 +247,15 @@ class PinnedArena:
         if timeout != 0:
             check_timeout(timeout)
         dealt = self._native.try_allocate_extents(sizes)
-        while dealt is None:
-            patient = timeout != 0
-            if not self._supply.more(self._native, sizes, contiguous=False, patient=patient):
-                dealt = self._last_try(lambda: self._native.allocate_extents(sizes, timeout))
-            else:
-                dealt = self._native.try_allocate_extents(sizes)
+        if dealt is None:
+            dealt = self._supply.serve(
+                sizes,
+                contiguous=False,
+                patient=timeout != 0,
+                attempt=lambda: self._native.try_allocate_extents(sizes),
+                wait=lambda: self._native.allocate_extents(sizes, timeout),
+            )
         return dealt
-
-    def _last_try(self, allocate: Callable[[], _Dealt]) -> _Dealt:
-        """Wait for what is in flight; there is no more memory to be had."""
-        try:
-            return allocate()
-        except ArenaExhausted as error:
-            failure = self._supply.failure
-            if failure is None:
-                raise
-            raise ArenaExhausted(
-                f"{error}. It could not grow: {failure}", **error.fields
-            ) from failure
 
     def wait_ready(self, timeout: float | None = None) -> bool:
         """Wait until the chunks that are made in the background are there.
@@ -354,9 +345,7 @@ class PinnedArena:
         """
         if self._native.closed or not self._supply.here:
             return  # a child of fork has nothing to give back
-        if force:
-            self._native.close()
-        elif not self._native.close_if_idle():
+        if not self._native.close(bool(force)):
             held = self._native.stats()
             raise ArenaInUse(
                 f"the arena still holds {held.blocks} blocks with {format_bytes(held.used_bytes)}; "

@@ -6,17 +6,19 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from pinferry.errors import ArenaError, ForkedProcess, PinferryError
+from pinferry.errors import ArenaError, ArenaExhausted, ForkedProcess, PinferryError
 from pinferry.pool.host_memory import require_host_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pinferry import _native
 
 __all__ = ["ChunkSupply"]
+
+_Dealt = TypeVar("_Dealt")
 
 
 class ChunkSupply:
@@ -28,7 +30,7 @@ class ChunkSupply:
     Parameters
     ----------
     native
-        The arena of the core, held weakly by the thread that fills it.
+        The arena of the core, held weakly: the thread that fills it keeps no arena alive.
     initial_bytes
         Capacity to reach in the background.
     reserve_bytes
@@ -60,11 +62,6 @@ class ChunkSupply:
         """Whether this is the process that the arena was made in."""
         return os.getpid() == self._process
 
-    @property
-    def failure(self) -> PinferryError | None:
-        """Why the last request could not be served by one more chunk, as a new error."""
-        return None if self._failure is None else self._failure.error()
-
     def wait(self, timeout: float | None) -> bool:
         """Wait until the background has made all it was to make; False if it takes longer.
 
@@ -93,29 +90,54 @@ class ChunkSupply:
         self._initial_bytes = 0
         self.wait_idle()
 
-    def more(
-        self, native: _native.Arena, sizes: Sequence[int], *, contiguous: bool, patient: bool
-    ) -> bool:
-        """Make, or wait for, one more chunk for a request that found no room.
+    def serve(
+        self,
+        sizes: Sequence[int],
+        *,
+        contiguous: bool,
+        patient: bool,
+        attempt: Callable[[], _Dealt | None],
+        wait: Callable[[], _Dealt],
+    ) -> _Dealt:
+        """Serve a request that found no room: with more chunks, then with what is in flight.
 
         Parameters
         ----------
-        native
-            The arena.
         sizes
             What was asked for.
         contiguous
             Whether each must be one range.
         patient
             Whether the request will wait for what is retired.
+        attempt
+            Asks again, without waiting.
+        wait
+            Asks for the last time, and waits for what is retired.
 
-        Returns
-        -------
-        bool
-            Whether it is worth to ask again.
+        Raises
+        ------
+        ArenaExhausted
+            If there is no room. Its cause says why the arena cannot grow, if it was tried.
         """
-        self._require_same_process()
         self._failure = None
+        while self._more(sizes, contiguous=contiguous, patient=patient):
+            dealt = attempt()
+            if dealt is not None:
+                return dealt
+        try:
+            return wait()
+        except ArenaExhausted as error:
+            if self._failure is None:
+                raise
+            why = self._failure.error()
+            raise ArenaExhausted(f"{error}. It could not grow: {why}", **error.fields) from why
+
+    def _more(self, sizes: Sequence[int], *, contiguous: bool, patient: bool) -> bool:
+        """Make, or wait for, one more chunk; return whether it is worth to ask again."""
+        self._require_same_process()
+        native = self._native()
+        if native is None:
+            return False
         before = native.stats().capacity_bytes
         with self._progress:
             if not self._filled():

@@ -86,9 +86,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
     // them. Where a copy still uses it, it goes back once that has ended and this arena is asked
     // for its statistics, or another one is made or dropped: nothing waits for a copy that is
     // stuck. A driver waits until its device is idle.
-    void close() noexcept;
-    // The same, unless blocks live: then it does nothing and returns false.
-    bool close_if_idle() noexcept;
+    // Without `force`, does nothing and returns false where blocks live.
+    bool close(bool force = true) noexcept;
     bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
     ArenaStats stats();
@@ -129,7 +128,6 @@ class Arena : public std::enable_shared_from_this<Arena> {
     void reclaim_retired() noexcept;
     bool may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const;
     [[noreturn]] void refuse(const std::vector<std::size_t>& sizes, bool contiguous);
-    bool close_if(bool forced) noexcept;
     std::size_t drop(const std::vector<Chunk*>& chunks) noexcept;
     void release_memory() noexcept;
 

@@ -9,9 +9,6 @@
 namespace pinferry {
 namespace {
 
-// A source off by 64 bytes costs a third of the H2D rate on PCIe 5.0; CUDA's allocators give 512.
-constexpr std::size_t block_alignment = 512;
-
 using Kind = Region::Kind;
 
 }  // namespace
@@ -140,11 +137,7 @@ std::size_t Arena::drop(const std::vector<Chunk*>& chunks) noexcept {
     return dropped;
 }
 
-void Arena::close() noexcept { close_if(true); }
-
-bool Arena::close_if_idle() noexcept { return close_if(false); }
-
-bool Arena::close_if(bool forced) noexcept {
+bool Arena::close(bool force) noexcept {
     if (device_->process().forked()) {
         closed_ = true;
         return true;
@@ -153,7 +146,7 @@ bool Arena::close_if(bool forced) noexcept {
     {
         const std::lock_guard lock(mutex_);
         idle = counters_.blocks == 0;
-        if (!idle && !forced) return false;
+        if (!idle && !force) return false;
         closed_ = true;
     }
     if (idle) release_memory();

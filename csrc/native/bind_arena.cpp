@@ -94,8 +94,7 @@ void bind_arena(py::module_& module) {
         .def("make_chunk", &Arena::make_chunk, Unlocked())
         .def("trim", &Arena::trim, py::arg("keep_nbytes"), Unlocked())
         .def("layout", &layout, Unlocked())
-        .def("close", &Arena::close, Unlocked())
-        .def("close_if_idle", &Arena::close_if_idle, Unlocked())
+        .def("close", &Arena::close, py::arg("force") = true, Unlocked())
         .def_property_readonly("closed", &Arena::closed)
         .def_property_readonly("device", &Arena::device)
         .def_property_readonly("backend",

@@ -11,7 +11,6 @@ namespace pinferry {
 namespace {
 
 constexpr std::size_t page_bytes = 4096;
-constexpr std::size_t block_alignment = 512;
 constexpr std::size_t address_space = std::size_t{1} << 47;  // user space on x86-64 and arm64
 constexpr std::size_t most_chunks = std::size_t{1} << 20;
 
