@@ -212,21 +212,20 @@ class PinnedArena:
             check_timeout(timeout)
         if alignment is not _ALIGNMENT:  # the default needs no check
             check_alignment(alignment)
-        native = self._native.try_allocate(size, alignment)
-        if native is None:
-            native = self._supply.serve(
-                [size],
-                contiguous=True,
-                patient=timeout != 0,
-                attempt=lambda: self._native.try_allocate(size, alignment),
-                wait=lambda: self._native.allocate(size, timeout, alignment),
-            )
-        return PinnedBlock(native)
+        block = PinnedBlock.try_allocate(self._native, size, alignment)
+        if block is not None:
+            return block
+        return self._supply.serve(
+            [size],
+            contiguous=True,
+            patient=timeout != 0,
+            attempt=lambda: PinnedBlock.try_allocate(self._native, size, alignment),
+            wait=lambda: PinnedBlock(self._native.allocate(size, timeout, alignment)),
+        )
 
     def try_alloc(self, nbytes: int | str) -> PinnedBlock | None:
         """Return a contiguous block, or None if none is free now. Never waits, never grows."""
-        native = self._native.try_allocate(parse_size(nbytes))
-        return None if native is None else PinnedBlock(native)
+        return PinnedBlock.try_allocate(self._native, parse_size(nbytes), _ALIGNMENT)
 
     def alloc_extents(self, nbytes: int | str, *, timeout: float | None = 0.0) -> list[PinnedBlock]:
         """Return as few blocks as hold `nbytes` together.

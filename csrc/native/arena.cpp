@@ -59,7 +59,8 @@ std::shared_ptr<Block> Arena::try_allocate(std::size_t bytes, std::size_t alignm
 
 std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout, std::size_t alignment,
                                        const std::function<void()>& between) {
-    std::shared_ptr<Block> block;
+    std::shared_ptr<Block> block = try_allocate(bytes, alignment);
+    if (block) return block;
     await(
         {bytes}, true, timeout,
         [&] {

@@ -1,6 +1,9 @@
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
+#include <memory>
+#include <new>
+
 #include "arena.hpp"
 #include "block_handle.hpp"
 #include "raise_python.hpp"
@@ -11,8 +14,9 @@ namespace pinferry {
 namespace {
 
 struct Handle {
-    PyObject head;    // as every Python object begins
-    PyObject* block;  // the native block's Python object; null where it was let go of
+    PyObject head;                 // as every Python object begins
+    std::shared_ptr<Block> block;  // null where it was let go of
+    PyObject* native;              // the Python object of the block, once somebody asked for it
     PyObject* weak_references;
     bool freed;
     bool address_given;  // to somebody who keeps this handle, and no view
@@ -26,55 +30,113 @@ PyTypeObject* block_type = nullptr;
 Handle* as_handle(PyObject* self) { return reinterpret_cast<Handle*>(self); }
 
 // Sets the current Python exception. No C++ one may pass through a slot of a type.
-void raise_from_slot(const Error& error) noexcept {
+void raise_from_slot() noexcept {
     try {
-        raise_in_python(error);
-    } catch (py::error_already_set& other) {
-        other.restore();
+        try {
+            throw;
+        } catch (const Error& error) {
+            raise_in_python(error);
+        } catch (const std::bad_alloc&) {
+            PyErr_NoMemory();
+        } catch (py::error_already_set& error) {
+            error.restore();
+        } catch (const py::cast_error& error) {
+            PyErr_SetString(PyExc_TypeError, error.what());
+        } catch (const std::exception& error) {
+            PyErr_SetString(PyExc_RuntimeError, error.what());
+        }
+    } catch (py::error_already_set& error) {
+        error.restore();  // a signal that came meanwhile, or no memory for the error
     }
 }
 
-bool require_live(const Handle* handle, const char* message) {
-    if (!handle->freed) return true;
-    raise_from_slot(Error("BlockFreed", message));
-    return false;
+// What `body` returns, or null with the exception set.
+template <typename Body>
+PyObject* guarded(Body body) noexcept {
+    try {
+        return body();
+    } catch (...) {
+        raise_from_slot();
+        return nullptr;
+    }
+}
+
+void require_live(const Handle* handle, const char* message) {
+    if (handle->freed) throw Error("BlockFreed", message);
+}
+
+PyObject* make_handle(PyTypeObject* type, std::shared_ptr<Block> block, PyObject* native) {
+    PyObject* self = type->tp_alloc(type, 0);  // zeroed
+    if (self == nullptr) return nullptr;
+    Handle* handle = as_handle(self);
+    new (&handle->block) std::shared_ptr<Block>(std::move(block));
+    Py_XINCREF(native);
+    handle->native = native;
+    return self;
 }
 
 PyObject* handle_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    PyObject* block = nullptr;
+    PyObject* native = nullptr;
     if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) {
         PyErr_Format(PyExc_TypeError, "%s() takes no keyword arguments", type->tp_name);
         return nullptr;
     }
-    if (!PyArg_ParseTuple(args, "O!", block_type, &block)) return nullptr;
-    PyObject* self = type->tp_alloc(type, 0);  // zeroed
-    if (self == nullptr) return nullptr;
-    Py_INCREF(block);
-    as_handle(self)->block = block;
-    return self;
+    if (!PyArg_ParseTuple(args, "O!", block_type, &native)) return nullptr;
+    return guarded([&] {
+        return make_handle(type, py::cast<std::shared_ptr<Block>>(py::handle(native)), native);
+    });
+}
+
+// Keeps Python's lock, as Arena.try_allocate does.
+PyObject* handle_try_allocate(PyObject* type, PyObject* const* args, Py_ssize_t count) {
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "try_allocate() takes an arena, bytes and an alignment");
+        return nullptr;
+    }
+    const std::size_t bytes = PyLong_AsSize_t(args[1]);
+    if (PyErr_Occurred()) return nullptr;
+    const std::size_t alignment = PyLong_AsSize_t(args[2]);
+    if (PyErr_Occurred()) return nullptr;
+    return guarded([&]() -> PyObject* {
+        auto block = py::cast<Arena&>(py::handle(args[0])).try_allocate(bytes, alignment);
+        if (!block) Py_RETURN_NONE;
+        return make_handle(reinterpret_cast<PyTypeObject*>(type), std::move(block), nullptr);
+    });
 }
 
 void handle_dealloc(PyObject* self) {
     PyTypeObject* type = Py_TYPE(self);
     if (as_handle(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
-    Py_CLEAR(as_handle(self)->block);
+    Py_CLEAR(as_handle(self)->native);
+    as_handle(self)->block.~shared_ptr();
     type->tp_free(self);
     Py_DECREF(type);
 }
 
 PyObject* handle_free(PyObject* self, PyObject* /*unused*/) {
-    Handle* handle = as_handle(self);
-    if (!require_live(handle, "this block was freed already; free it once")) return nullptr;
-    handle->freed = true;
-    if (!handle->address_given) Py_CLEAR(handle->block);
-    Py_RETURN_NONE;
+    return guarded([&]() -> PyObject* {
+        Handle* handle = as_handle(self);
+        require_live(handle, "this block was freed already; free it once");
+        handle->freed = true;
+        if (!handle->address_given) {
+            Py_CLEAR(handle->native);
+            handle->block.reset();
+        }
+        Py_RETURN_NONE;
+    });
+}
+
+// A borrowed reference.
+PyObject* native_of(Handle* handle) {
+    if (handle->native == nullptr) handle->native = py::cast(handle->block).release().ptr();
+    return handle->native;
 }
 
 PyObject* handle_native(PyObject* self, void* /*unused*/) {
-    Handle* handle = as_handle(self);
-    if (!require_live(handle, freed_text)) return nullptr;
-    Py_INCREF(handle->block);
-    return handle->block;
+    return guarded([&] {
+        require_live(as_handle(self), freed_text);
+        return Py_NewRef(native_of(as_handle(self)));
+    });
 }
 
 PyObject* handle_freed(PyObject* self, void* /*unused*/) {
@@ -82,28 +144,23 @@ PyObject* handle_freed(PyObject* self, void* /*unused*/) {
 }
 
 PyObject* handle_keep_until_collected(PyObject* self, PyObject* /*unused*/) {
-    Handle* handle = as_handle(self);
-    if (!require_live(handle, freed_text)) return nullptr;
-    handle->address_given = true;
-    Py_RETURN_NONE;
+    return guarded([&]() -> PyObject* {
+        require_live(as_handle(self), freed_text);
+        as_handle(self)->address_given = true;
+        Py_RETURN_NONE;
+    });
 }
 
 int handle_getbuffer(PyObject* self, Py_buffer* view, int flags) {
     view->obj = nullptr;
     Handle* handle = as_handle(self);
-    if (!require_live(handle, freed_text)) return -1;
-    try {
+    const PyObject* native = guarded([&] {
+        require_live(handle, freed_text);
         // Asked here as well as by the block: pybind11 turns every error there into BufferError.
-        const auto& block = py::cast<const Block&>(py::handle(handle->block));
-        block.arena()->device()->process().require_same_process("this block");
-    } catch (const Error& error) {
-        raise_from_slot(error);
-        return -1;
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-        return -1;
-    }
-    return PyObject_GetBuffer(handle->block, view, flags);
+        handle->block->arena()->device()->process().require_same_process("this block");
+        return native_of(handle);
+    });
+    return native == nullptr ? -1 : PyObject_GetBuffer(handle->native, view, flags);
 }
 
 // Never called: a buffer belongs to the native block. NumPy's frombuffer keeps the buffer of an
@@ -112,6 +169,11 @@ int handle_getbuffer(PyObject* self, Py_buffer* view, int flags) {
 void handle_releasebuffer(PyObject* /*unused*/, Py_buffer* /*unused*/) {}
 
 PyMethodDef methods[] = {
+    {"try_allocate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(handle_try_allocate)),
+     METH_FASTCALL | METH_CLASS,
+     PyDoc_STR("try_allocate(arena, nbytes, alignment, /)\n--\n\n"
+               "Return a block of the arena by this handle, or None if no range is free.\n\n"
+               "As Arena.try_allocate, without an object for the block itself.")},
     {"free", handle_free, METH_NOARGS,
      PyDoc_STR("Let go of the memory.\n\n"
                "Views of it stay valid, and keep it until they die.\n\n"

@@ -6,6 +6,8 @@
 
 namespace pinferry {
 
+using Entry = SortedPairs::Entry;
+
 FreeList::FreeList(std::size_t capacity, std::size_t chunk, std::size_t alignment)
     : chunk_(chunk), alignment_(alignment) {
     if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
@@ -33,8 +35,10 @@ void FreeList::extend(Range range) {
 }
 
 bool FreeList::withdraw(Range range) noexcept {
-    const auto hole = by_offset_.find(range.offset);
-    if (hole == by_offset_.end() || hole->second != range.size) return false;
+    const Position hole = by_offset_.lower_bound({range.offset, range.size});
+    if (hole == by_offset_.end() || !(by_offset_[hole] == Entry{range.offset, range.size})) {
+        return false;
+    }
     erase(hole);
     free_bytes_ -= range.size;
     capacity_ -= range.size;
@@ -51,7 +55,7 @@ std::size_t FreeList::rounded(std::size_t bytes) const noexcept {
 std::optional<Range> FreeList::allocate(std::size_t bytes) {
     const std::size_t size = rounded(bytes);
     if (size == 0) return Range{0, 0};
-    const auto found = by_size_.lower_bound({size, 0});
+    const Position found = by_size_.lower_bound({size, 0});
     if (found == by_size_.end()) return std::nullopt;
     return cut(found, size);
 }
@@ -62,13 +66,14 @@ std::optional<Range> FreeList::allocate_aligned(std::size_t bytes, std::size_t a
     const std::size_t slack = alignment - alignment_;
     if (size > std::numeric_limits<std::size_t>::max() - slack) return std::nullopt;
     constexpr int most_looked_at = 64;
-    auto found = by_size_.lower_bound({size, 0});
-    for (int looked_at = 0; found != by_size_.end(); ++found, ++looked_at) {
+    Position found = by_size_.lower_bound({size, 0});
+    for (int looked_at = 0; found != by_size_.end(); found = by_size_.next(found), ++looked_at) {
         if (looked_at == most_looked_at) found = by_size_.lower_bound({size + slack, 0});
         if (found == by_size_.end()) break;
-        const auto [found_size, offset] = *found;
+        const auto [found_size, offset] = by_size_[found];
         const std::size_t start = (offset + alignment - 1) & ~(alignment - 1);
         if (start - offset > found_size - size) continue;
+        reserve(2);
         const Range whole = cut(found, found_size);
         release({whole.offset, start - whole.offset});
         release({start + size, whole.end() - start - size});
@@ -81,48 +86,48 @@ std::optional<Range> FreeList::allocate_largest(std::size_t bytes) {
     const std::size_t size = rounded(bytes);
     if (size == 0) return Range{0, 0};
     if (by_size_.empty()) return std::nullopt;
-    const auto found = std::prev(by_size_.end());
-    return cut(found, std::min(size, found->first));
+    const Position found = by_size_.previous(by_size_.end());
+    return cut(found, std::min(size, by_size_[found].first));
 }
 
-Range FreeList::cut(BySize::iterator found, std::size_t size) {
-    const auto [found_size, offset] = *found;
-    const auto hole = by_offset_.find(offset);
+Range FreeList::cut(Position found, std::size_t size) {
+    const auto [found_size, offset] = by_size_[found];
+    const Position hole = by_offset_.lower_bound({offset, 0});
     if (found_size == size) {
-        erase(hole);
+        by_size_.erase(found);
+        by_offset_.erase(hole);
     } else {
-        resize(hole, {offset + size, found_size - size});
+        by_size_.reserve(1);
+        by_size_.erase(found);
+        by_size_.insert({found_size - size, offset + size});
+        by_offset_.replace(hole, {offset + size, found_size - size});
     }
     free_bytes_ -= size;
     return {offset, size};
 }
 
-void FreeList::insert(ByOffset::iterator next, Range range) {
-    const auto sized = by_size_.emplace(range.size, range.offset).first;
-    try {
-        by_offset_.emplace_hint(next, range.offset, range.size);
-    } catch (...) {
-        by_size_.erase(sized);
-        throw;
-    }
+void FreeList::reserve(std::size_t ranges) {
+    by_offset_.reserve(ranges);
+    by_size_.reserve(ranges);
 }
 
-// The nodes of both trees move, so that nothing is allocated and nothing can fail.
-void FreeList::resize(ByOffset::iterator hole, Range range) {
-    auto sized = by_size_.extract({hole->second, hole->first});
-    sized.value() = {range.size, range.offset};
-    by_size_.insert(std::move(sized));
-    hole->second = range.size;
-    if (hole->first == range.offset) return;
-    const auto next = std::next(hole);
-    auto placed = by_offset_.extract(hole);
-    placed.key() = range.offset;
-    by_offset_.insert(next, std::move(placed));
+void FreeList::insert(Range range) noexcept {
+    by_offset_.insert({range.offset, range.size});
+    by_size_.insert({range.size, range.offset});
 }
 
-void FreeList::erase(ByOffset::iterator hole) noexcept {
-    by_size_.erase({hole->second, hole->first});
+void FreeList::erase(Position hole) noexcept {
+    const auto [offset, size] = by_offset_[hole];
+    by_size_.erase(by_size_.lower_bound({size, offset}));
     by_offset_.erase(hole);
+}
+
+// A hole that grows to a side stays between its neighbours.
+void FreeList::resize(Position hole, Range range) noexcept {
+    const auto [offset, size] = by_offset_[hole];
+    by_size_.erase(by_size_.lower_bound({size, offset}));
+    by_size_.insert({range.size, range.offset});
+    by_offset_.replace(hole, {range.offset, range.size});
 }
 
 void FreeList::release(Range range) {
@@ -130,39 +135,48 @@ void FreeList::release(Range range) {
     if (range.size > end_ || range.offset > end_ - range.size) {
         throw std::logic_error("range lies outside the arena");
     }
-    const auto next = by_offset_.lower_bound(range.offset);
-    const auto previous = next == by_offset_.begin() ? by_offset_.end() : std::prev(next);
-    const bool has_next = next != by_offset_.end();
-    const bool has_previous = previous != by_offset_.end();
-    if ((has_next && range.end() > next->first) ||
-        (has_previous && previous->first + previous->second > range.offset)) {
+    const Position after = by_offset_.lower_bound({range.offset, 0});
+    const bool has_next = after != by_offset_.end();
+    const bool has_previous = after != by_offset_.begin();
+    const Position before = has_previous ? by_offset_.previous(after) : after;
+    const Range next = has_next ? hole(after) : Range{};
+    const Range previous = has_previous ? hole(before) : Range{};
+    if ((has_next && range.end() > next.offset) ||
+        (has_previous && previous.end() > range.offset)) {
         throw std::logic_error("range is already free");
     }
-    const std::size_t freed = range.size;
-    const bool joins_next = has_next && range.end() == next->first && range.end() % chunk_ != 0;
-    const bool joins_previous = has_previous &&
-                                previous->first + previous->second == range.offset &&
-                                range.offset % chunk_ != 0;
-    if (joins_next) range.size += next->second;
-    if (joins_previous) {
-        if (joins_next) erase(next);
-        resize(previous, {previous->first, previous->second + range.size});
+    reserve(1);
+    const bool joins_next = has_next && range.end() == next.offset && range.end() % chunk_ != 0;
+    const bool joins_previous =
+        has_previous && previous.end() == range.offset && range.offset % chunk_ != 0;
+    if (joins_next && joins_previous) {
+        resize(before, {previous.offset, previous.size + range.size + next.size});
+        erase(after);
     } else if (joins_next) {
-        resize(next, range);
+        resize(after, {range.offset, range.size + next.size});
+    } else if (joins_previous) {
+        resize(before, {previous.offset, previous.size + range.size});
     } else {
-        insert(next, range);
+        insert(range);
     }
-    free_bytes_ += freed;
+    free_bytes_ += range.size;
+}
+
+Range FreeList::hole(Position position) const noexcept {
+    const auto [offset, size] = by_offset_[position];
+    return {offset, size};
 }
 
 std::size_t FreeList::largest_free() const noexcept {
-    return by_size_.empty() ? 0 : by_size_.rbegin()->first;
+    return by_size_.empty() ? 0 : by_size_[by_size_.previous(by_size_.end())].first;
 }
 
 std::vector<Range> FreeList::ranges() const {
     std::vector<Range> all;
     all.reserve(by_offset_.size());
-    for (const auto& [offset, size] : by_offset_) all.push_back({offset, size});
+    for (Position at = by_offset_.begin(); at != by_offset_.end(); at = by_offset_.next(at)) {
+        all.push_back(hole(at));
+    }
     return all;
 }
 

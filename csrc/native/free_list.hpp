@@ -1,21 +1,18 @@
 #pragma once
 
 #include <cstddef>
-#include <map>
 #include <optional>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include "range.hpp"
+#include "sorted_pairs.hpp"
 
 namespace pinferry {
 
 // Free ranges of an arena: best fit, coalescing, offsets only. It never touches the memory it deals
 // out and does not lock. Offsets and sizes are multiples of `alignment`; no range crosses a
 // multiple of `chunk` (a copy across two registrations is refused by the driver). allocate and
-// release cost O(log n) in the number of free ranges, and allocate no memory where a range only
-// shrinks or grows.
+// release search among the free ranges, in O(log n), and change nothing where they throw.
 class FreeList {
   public:
     // `alignment` is a power of two and divides `chunk`; throws std::invalid_argument otherwise.
@@ -52,21 +49,22 @@ class FreeList {
     std::size_t rounded(std::size_t bytes) const noexcept;
 
   private:
-    using BySize = std::set<std::pair<std::size_t, std::size_t>>;  // (size, offset)
-    using ByOffset = std::map<std::size_t, std::size_t>;           // offset -> size
+    using Position = SortedPairs::Position;
 
-    void insert(ByOffset::iterator next, Range range);
-    void resize(ByOffset::iterator hole, Range range);
-    void erase(ByOffset::iterator hole) noexcept;
-    Range cut(BySize::iterator found, std::size_t size);
+    Range hole(Position position) const noexcept;
+    void reserve(std::size_t ranges);
+    void insert(Range range) noexcept;
+    void erase(Position hole) noexcept;
+    void resize(Position hole, Range range) noexcept;
+    Range cut(Position found, std::size_t size);
 
     std::size_t capacity_ = 0;
     std::size_t end_ = 0;  // where the last memory ends
     std::size_t chunk_;
     std::size_t alignment_;
     std::size_t free_bytes_ = 0;
-    ByOffset by_offset_;
-    BySize by_size_;
+    SortedPairs by_offset_;  // (offset, size)
+    SortedPairs by_size_;    // (size, offset)
 };
 
 }  // namespace pinferry

@@ -20,6 +20,7 @@ from pinferry.errors import (
     BlockFreed,
     CannotExport,
     ForkedProcess,
+    InvalidArgument,
     NotCopyable,
 )
 from pinferry.pool import dlpack
@@ -316,6 +317,39 @@ def test_a_weak_reference_tells_when_a_block_dies(arena: PinnedArena) -> None:
 def test_a_block_is_made_of_a_native_block_alone(arguments: tuple[object, ...]) -> None:
     with pytest.raises(TypeError):
         PinnedBlock(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), TypeError),
+        ((1, 64, 512), TypeError),
+        (("arena", "64", 512), TypeError),
+        (("arena", -1, 512), OverflowError),
+        (("arena", 64, 3), InvalidArgument),
+        (("arena", 2**63, 512), None),
+    ],
+    ids=str,
+)
+def test_a_block_made_in_the_core_is_asked_for_with_sound_arguments(
+    arena: PinnedArena, arguments: tuple[object, ...], error: type[Exception] | None
+) -> None:
+    given = [arena.native if each == "arena" else each for each in arguments]
+    if error is None:
+        assert PinnedBlock.try_allocate(*given) is None  # type: ignore[arg-type]
+    else:
+        with pytest.raises(error):
+            PinnedBlock.try_allocate(*given)  # type: ignore[arg-type]
+    assert arena.stats().blocks == 0
+
+
+def test_the_native_block_of_a_block_is_one_object(arena: PinnedArena) -> None:
+    block = arena.alloc(64)
+    native = block.native
+    assert block.native is native
+    del block
+    assert arena.stats().blocks == 1, "the native block holds the range too"
+    assert native.nbytes == 64
 
 
 def test_a_block_in_a_cycle_is_collected(arena: PinnedArena) -> None:
