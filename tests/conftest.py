@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from pinferry import _native
 from tests.fake_driver import FakeDriver, build_fake_driver
@@ -20,6 +22,16 @@ if TYPE_CHECKING:
 FAILED = pytest.StashKey[bool]()
 
 
+@functools.cache
+def load_kernels() -> None:
+    """Use, for the first time in this process, what tests run on PyTorch while a stream is held."""
+    for dtype in (torch.uint8, torch.float32):
+        torch.full((8,), 9, dtype=dtype, device="cuda:0")
+        torch.zeros(8, dtype=dtype, device="cuda:0")
+        torch.ones(8, dtype=dtype, device="cuda:0")
+    torch.cuda.synchronize("cuda:0")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where the real driver offers none."""
     needy = [item for item in items if item.get_closest_marker("gpu")]
@@ -29,14 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_arena_among_the_garbage(request: pytest.FixtureRequest) -> None:
-    """Collect what earlier tests left, before a test holds a stream of a GPU.
+def _nothing_waits_for_the_whole_gpu(request: pytest.FixtureRequest) -> None:
+    """Before a test may hold a stream of a GPU, do what waits until the whole GPU is idle.
 
-    A traceback that somebody keeps may keep an arena. Where the collector finds it amid a test that
-    holds a stream, unpinning waits for that stream, and the test for the collector.
+    Such a wait would last until the test lets the stream go, and the test would wait for it: the
+    unpinning of an arena that the collector finds (a traceback that somebody keeps may keep one),
+    and the first use of a kernel, which CUDA loads only then.
     """
     if request.node.get_closest_marker("gpu"):
         gc.collect()
+        load_kernels()
 
 
 @pytest.hookimpl(wrapper=True)
