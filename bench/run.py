@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pinferry.bench.arena import measure_arena
 from pinferry.bench.large import measure_large
@@ -86,7 +86,11 @@ def run_benchmarks(
 
 
 def _table(results: Results) -> Table:
-    table = Table("case", "ours", "reference", "ratio", "unit", "reference is")
+    table = Table(
+        Column("case", no_wrap=True),  # a key of the JSON: read whole or of no use
+        *("ours", "reference", "ratio", "unit"),
+        Column("reference is", overflow="fold"),
+    )
     for key, case in results.cases.items():
         table.add_row(
             key,
