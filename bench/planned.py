@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,8 @@ from pinferry.transfer import TransferEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from pinferry.transfer import TransferPlan
 
 __all__ = ["measure_planned"]
 
@@ -95,7 +98,7 @@ def _time_plan(
             with engine.plan(tensors, compact=small) as plan:
                 ordered = turn % 2 == 0
                 policy = "ordered" if ordered else "record_stream"
-                first = time_once(lambda p=policy: plan.offload(release=p).synchronize(), device)
+                first = time_once(partial(_offload, plan, policy), device)
                 if turn:  # the very first warms the engine up
                     (times.first if ordered else times.first_recorded).append(first)
                 plan.reload()
@@ -115,6 +118,10 @@ def _time_plan(
     return times
 
 
+def _offload(plan: TransferPlan, release: str) -> None:
+    plan.offload(release=release).synchronize()
+
+
 def _time_raw(nbytes: int, device: torch.device, repeats: int) -> tuple[Timing, Timing]:
     """Time the copy that nothing can beat, out and back."""
     there = torch.empty(nbytes, dtype=torch.uint8, device=device).random_()
@@ -128,7 +135,7 @@ def _time_raw(nbytes: int, device: torch.device, repeats: int) -> tuple[Timing, 
 def _time_loop(sizes: Sequence[int], device: torch.device, repeats: int) -> Timing:
     tensors = make_tensors(sizes, device)
     flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    hosts = flat.split(list(sizes))
+    hosts = torch.split(flat, list(sizes))
 
     def copy() -> None:
         for host, x in zip(hosts, tensors.values(), strict=True):
