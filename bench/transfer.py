@@ -8,6 +8,7 @@ from pinferry.bench.alongside import measure_alongside
 from pinferry.bench.cold import measure_cold
 from pinferry.bench.many_copies import measure_many_copies
 from pinferry.bench.planned import measure_planned
+from pinferry.bench.swapping import measure_swap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,3 +26,4 @@ def measure_transfer(device: torch.device, nbytes: int, repeats: int) -> Iterato
     yield from measure_many_copies(device, repeats)
     yield from measure_cold(device, nbytes, repeats)
     yield from measure_alongside(device, nbytes, repeats)
+    yield from measure_swap(device, nbytes, repeats)

@@ -198,7 +198,7 @@ class StateOffloader:
         ...         for _ in range(3):
         ...             _ = plan.offload()
         ...             _ = plan.reload()
-        ...         plan.names()[0]
+        ...         plan.names()[1]
         'optimizer.state[0].exp_avg'
         """
         categories, compacted = parse_include(include), parse_include(compact)

@@ -6,10 +6,12 @@ from pinferry.transfer.engine import TransferEngine
 from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.release import Release
 from pinferry.transfer.storages import inner_tensors, named_storages, storage_key, storage_of
+from pinferry.transfer.swap import SwapTicket
 from pinferry.transfer.ticket import Ticket
 
 __all__ = [
     "Release",
+    "SwapTicket",
     "Ticket",
     "TransferEngine",
     "TransferPlan",

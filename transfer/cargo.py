@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pinferry import _native
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pinferry.transfer.layout import Place
     from pinferry.transfer.parked import ParkedStorage
 
-__all__ = ["Cargo"]
+__all__ = ["Cargo", "Piece", "cut"]
 
 
 class Cargo:
@@ -80,3 +81,27 @@ class Cargo:
     def copies(self, *, packed: bool) -> _native.CopyList:
         """Return where the bytes go, for addresses of slabs (`packed`) or of every storage."""
         return self._packed if packed else self._loose
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some places of a plan, as a cargo of their own."""
+
+    places: tuple[Place, ...]
+    cargo: Cargo
+    nbytes: int
+
+
+def cut(places: Sequence[Place], nbytes: int) -> list[Piece]:
+    """Return consecutive places in pieces of at most `nbytes`, or one place where that is more."""
+    groups: list[list[Place]] = []
+    room = 0
+    for place in places:
+        if not groups or place.nbytes > room:
+            groups.append([])
+            room = nbytes
+        groups[-1].append(place)
+        room -= place.nbytes
+    return [
+        Piece(tuple(group), Cargo(group), sum(place.nbytes for place in group)) for group in groups
+    ]

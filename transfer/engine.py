@@ -7,8 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pinferry import _native
-from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse, EngineClosed, NotOffloaded
-from pinferry.pool import format_bytes
+from pinferry.errors import (
+    ArenaClosed,
+    ArenaExhausted,
+    ArenaInUse,
+    EngineClosed,
+    InvalidArgument,
+    NotOffloaded,
+)
+from pinferry.pool import format_bytes, parse_size
 from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.in_flight import IN_FLIGHT
@@ -19,6 +26,7 @@ from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.release import Release, parse_release
 from pinferry.transfer.storages import named_storages, storage_key
 from pinferry.transfer.streams import stream_handles
+from pinferry.transfer.swap import SwapTicket, swap
 from pinferry.transfer.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -275,6 +283,54 @@ class TransferEngine:
         """
         self.require_open()
         return TransferPlan(self, named_storages(states), compact)
+
+    def swap(
+        self,
+        *,
+        out: TransferPlan,
+        into: TransferPlan,
+        slack: int | str = "1GiB",
+        streams: Iterable[object] | None = None,
+    ) -> SwapTicket:
+        """Move one plan's storages out while another's come in, in the memory just freed.
+
+        Both directions of the link run at once, and the two sets are never on the device together:
+        besides the larger of them it takes `slack` and the rest of the allocator's blocks that do
+        not fit. All or nothing. Does not block the host on CUDA; the current stream waits for both
+        directions.
+
+        Parameters
+        ----------
+        out
+            What leaves. If it is away already, the other is only reloaded.
+        into
+            What comes. If it is here already, the other is only offloaded.
+        slack
+            Bytes that may come in before as much has left. With less than a piece (128 MiB, or the
+            largest storage) the directions wait for each other.
+        streams
+            Streams that wrote what leaves; default: the current one.
+
+        Raises
+        ------
+        InvalidArgument
+            If the plans are one, or not this engine's.
+        DeviceOutOfMemory
+            If the device lacks memory all the same. Everything is back where it was.
+        EngineClosed
+            If the engine or a plan is closed.
+        """
+        room = parse_size(slack)
+        plans: tuple[object, ...] = (out, into)
+        for plan in plans:
+            if not isinstance(plan, TransferPlan) or plan.engine is not self:
+                raise InvalidArgument("a swap takes two plans of this engine; see engine.plan()")
+        if out is into:
+            raise InvalidArgument("a swap takes two plans; this is one, and cannot be out and in")
+        with self._lock:
+            self.require_open()
+            self.reap()
+            return swap(self, out, into, slack=room, streams=streams)
 
     def take_room(self, sizes: Sequence[int]) -> list[list[_native.Block]]:
         """Take room in the arena for each of `sizes`, or raise `ArenaExhausted`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed, InvalidArgument, StorageChanged
-from pinferry.transfer.cargo import Cargo
+from pinferry.transfer.cargo import Cargo, Piece, cut
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.layout import Member, Place, laid_anew, lay_out
 from pinferry.transfer.parked import HostCopy, open_handle, require_movable
@@ -47,10 +47,15 @@ class TransferPlan:
         self._engine = engine
         places = lay_out(_members(engine, named), _checked(compact, named))
         self._settle_on(self._with_room(places))
-        self._away = False
+        self._away: list[Place] = []  # all, but where a swap failed and could not be undone
         self._closed = False
         # Of what the storages hold while they are away: dead once all of them are back or gone.
         self._token: weakref.ref[HostCopy] | None = None
+
+    @property
+    def engine(self) -> TransferEngine:
+        """The engine that moves the storages."""
+        return self._engine
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +65,7 @@ class TransferPlan:
     @property
     def offloaded(self) -> bool:
         """Whether the storages are away."""
-        return self._away and self._cargo is not None and self._cargo.group.alive > 0
+        return bool(self._away) and self._cargo is not None and self._cargo.group.alive > 0
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the storages that are still alive."""
@@ -86,11 +91,9 @@ class TransferPlan:
             if cargo is None or held is None:
                 return Ticket(_native.Ticket(), engine.device)
             with Uninterrupted():
-                token = HostCopy([block for place in self._places for block in place.blocks])
+                token = self.new_token()
                 ticket = engine.dispatch(cargo, held, [token], streams, policy)
-                self._away = True
-                self._token = weakref.ref(token, lambda _: self._hold())
-                self._hold()
+                self.note_away(self._places)
             return ticket
 
     def reload(self, *, streams: Iterable[object] | None = None, defer: bool = False) -> Ticket:
@@ -99,14 +102,42 @@ class TransferPlan:
             self._require_open()
             with Uninterrupted():
                 if not self.offloaded:
-                    self._away = False
-                    self._hold()
+                    self.note_away([])
                     return Ticket(_native.Ticket(), self._engine.device)
-                self._leave_out_the_dead()
-                ticket = self._engine.fetch(self._require_cargo(), streams, defer=defer)
-                self._away = False
-                self._hold()
+                ticket = self._engine.fetch(self._cargo_away(), streams, defer=defer)
+                self.note_away([])
         return ticket
+
+    def pieces_here(self, nbytes: int) -> list[Piece]:
+        """Return the storages in pieces of about `nbytes`, to be moved out one by one: for swaps.
+
+        Empty if they are away already.
+        """
+        self._require_open()
+        if self.offloaded:
+            return []
+        self._engine.settle()
+        self._follow()
+        return self._pieces(self._places, nbytes)
+
+    def pieces_away(self, nbytes: int) -> list[Piece]:
+        """Return what is away in pieces of about `nbytes`, to be moved in one by one: for swaps."""
+        self._require_open()
+        if not self.offloaded:
+            return []
+        self._cargo_away()
+        return self._pieces(self._away, nbytes)
+
+    def note_away(self, places: Sequence[Place]) -> None:
+        """Remember which places are away."""
+        self._away = list(places)
+        self._hold()
+
+    def new_token(self) -> HostCopy:
+        """Return what storages hold while they are away; when it dies, all are back or gone."""
+        token = HostCopy([block for place in self._places for block in place.blocks])
+        self._token = weakref.ref(token, lambda _: self._hold())
+        return token
 
     def close(self) -> None:
         """Give the place in the arena back. Closing twice is harmless.
@@ -123,6 +154,7 @@ class TransferPlan:
                 blocks=len(self.names()),
                 used=self.nbytes,
             )
+        self._away = []
         self._settle_on([])
         self._closed = True
 
@@ -140,11 +172,7 @@ class TransferPlan:
         """Work out what the moves need."""
         self._places = list(places)
         self._cargo = Cargo(places) if places else None
-
-    def _require_cargo(self) -> Cargo:
-        if self._cargo is None:
-            raise StorageChanged("every storage of this plan was freed while it was being moved")
-        return self._cargo
+        self._cut: tuple[tuple[int, ...], int, list[Piece]] | None = None
 
     def _follow(self) -> tuple[Cargo | None, ResidentStorages | None]:
         """Return what is to move, after the storages: looks at each only if one has changed."""
@@ -161,9 +189,25 @@ class TransferPlan:
             return None, None
         return self._cargo, self._cargo.require_held()
 
-    def _leave_out_the_dead(self) -> None:
+    def _cargo_away(self) -> Cargo:
+        """Return what is to come back, without what has died."""
         if self._cargo is not None and self._cargo.group.alive < len(self._cargo.keys):
-            self._settle_on([kept for p in self._places if (kept := p.alive()) is not None])
+            away = set(map(id, self._away))
+            kept = [(p, p.alive()) for p in self._places]
+            self._away = [now for then, now in kept if now is not None and id(then) in away]
+            self._settle_on([now for _, now in kept if now is not None])
+        if self._cargo is not None and len(self._away) == len(self._places):
+            return self._cargo
+        if not self._away:
+            raise StorageChanged("every storage of this plan was freed while it was being moved")
+        return Cargo(self._away)
+
+    def _pieces(self, places: Sequence[Place], nbytes: int) -> list[Piece]:
+        """Return the places in groups of about `nbytes`, worked out once while they stay."""
+        key = tuple(map(id, places))
+        if self._cut is None or self._cut[:2] != (key, nbytes):
+            self._cut = (key, nbytes, cut(places, nbytes))
+        return self._cut[2]
 
     def _hold(self) -> None:
         """Live on while somebody's bytes are here, and no longer."""

@@ -51,3 +51,12 @@ def test_work_beside_a_bulk_offload_is_measured() -> None:
     cases = dict(measure_alongside(torch.device("cuda:0"), 2**31, 1))
     assert cases["interference"].ratio > 0
     assert cases["urgent_ms"].ours > 0
+
+
+@pytest.mark.gpu
+def test_a_swap_is_measured_with_what_it_took() -> None:
+    from pinferry.bench.swapping import measure_swap
+
+    cases = dict(measure_swap(torch.device("cuda:0"), 2**30, 2))
+    assert cases["swap"].ours > 0
+    assert cases["swap_extra_bytes"].ratio <= 1

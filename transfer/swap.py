@@ -1,0 +1,134 @@
+"""One set of storages out while another comes in, in the memory that the first one leaves."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pinferry.transfer.interrupts import Uninterrupted
+from pinferry.transfer.release import Release
+from pinferry.transfer.streams import current_stream_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pinferry.transfer.cargo import Piece
+    from pinferry.transfer.engine import TransferEngine
+    from pinferry.transfer.layout import Place
+    from pinferry.transfer.plan import TransferPlan
+    from pinferry.transfer.ticket import Ticket
+
+__all__ = ["SwapTicket", "swap"]
+
+# Enough for the link's speed. More pieces of less would save device memory and cost host time.
+_PIECE_BYTES = 128 * 2**20
+
+
+class SwapTicket:
+    """The copies of one swap, in both directions. Dropping it harms nothing."""
+
+    def __init__(self, out: list[Ticket], into: list[Ticket]) -> None:
+        self._out = out
+        self._into = into
+
+    @property
+    def nbytes_out(self) -> int:
+        """Bytes that go to the host."""
+        return sum(ticket.nbytes for ticket in self._out)
+
+    @property
+    def nbytes_in(self) -> int:
+        """Bytes that come from the host."""
+        return sum(ticket.nbytes for ticket in self._into)
+
+    def done(self) -> bool:
+        """Return whether every copy has ended. Never blocks."""
+        return all(ticket.done() for ticket in (*self._out, *self._into))
+
+    def wait(self, stream: object = None) -> None:
+        """Make another stream wait for every copy; the current one does so by itself."""
+        for ticket in (*self._out, *self._into):
+            ticket.wait(stream)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block the host until every copy has ended; see `Ticket.synchronize`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for ticket in (*self._out, *self._into):
+            ticket.synchronize(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def __repr__(self) -> str:
+        """Say how far it is."""
+        state = "done" if self.done() else "running"
+        return f"<SwapTicket {self.nbytes_out} bytes out, {self.nbytes_in} bytes in, {state}>"
+
+
+def swap(
+    engine: TransferEngine,
+    out: TransferPlan,
+    into: TransferPlan,
+    *,
+    slack: int,
+    streams: Iterable[object] | None,
+) -> SwapTicket:
+    """Move the storages of `out` out and those of `into` in; see `TransferEngine.swap`.
+
+    What comes in is allocated on the current stream, which has waited for the copies of what left
+    before: so it may take that memory, and each copy in waits for the copies out that it needs and
+    no others. After a failure everything goes back to where it was.
+    """
+    leaving = deque(out.pieces_here(_PIECE_BYTES))
+    arriving = deque(into.pieces_away(_PIECE_BYTES))
+    owners = [out.new_token()] if leaving else []
+    departed: list[Piece] = []
+    arrived: list[Piece] = []
+    tickets: tuple[list[Ticket], list[Ticket]] = ([], [])
+    budget = slack
+    with Uninterrupted():
+        try:
+            while leaving or arriving:
+                if arriving and (arriving[0].nbytes <= budget or not leaving):
+                    tickets[1].append(engine.fetch(arriving[0].cargo, None, defer=False))
+                    arrived.append(arriving.popleft())
+                    budget -= arrived[-1].nbytes
+                    continue
+                cargo = leaving[0].cargo
+                # The first copy waits for the producers, and the others follow it.
+                behind = [] if departed else streams
+                tickets[0].append(
+                    engine.dispatch(cargo, cargo.require_held(), owners, behind, Release.ORDERED)
+                )
+                departed.append(leaving.popleft())
+                budget += departed[-1].nbytes
+        except BaseException:
+            _undo(engine, out, departed, into, arrived)
+            raise
+        owners.clear()
+        if departed:
+            out.note_away(_places(departed))
+        into.note_away([])
+    return SwapTicket(*tickets)
+
+
+def _undo(
+    engine: TransferEngine,
+    out: TransferPlan,
+    departed: list[Piece],
+    into: TransferPlan,
+    arrived: list[Piece],
+) -> None:
+    """Put back what moved. The host still has the bytes of what came in, so that only goes."""
+    if arrived:
+        token = into.new_token()
+        for piece in arrived:
+            # The current stream has waited for the copies in.
+            piece.cargo.require_held().release([token], current_stream_id(engine.device))
+    while departed:
+        out.note_away(_places(departed))  # should there be no room any more: they can be reloaded
+        engine.fetch(departed[-1].cargo, None, defer=False)
+        departed.pop()
+    out.note_away([])
+
+
+def _places(pieces: list[Piece]) -> list[Place]:
+    return [place for piece in pieces for place in piece.places]
