@@ -48,12 +48,16 @@ class FakeDriver:
         """Let every call of `name` fail; code 0 ends it."""
         self._library.fake_fail_call(name.encode(), code)
 
+    def hide(self, name: str) -> None:
+        """Let a driver that is loaded from now on lack the entry point `name`."""
+        self._library.fake_hide(name.encode(), True)
+
     def calls(self) -> int:
         """Return how many calls that can fail were made since reset()."""
         return int(self._library.fake_calls())
 
     def reset(self) -> None:
-        """Let nothing fail any more and count calls from 0."""
+        """Let nothing fail or be hidden any more, and count calls from 0."""
         self._library.fake_reset()
 
     def live(self) -> dict[str, int]:

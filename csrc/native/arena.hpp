@@ -158,6 +158,8 @@ class Block {
     std::byte* data() const noexcept { return arena_->memory().address(range_.offset); }
     std::size_t bytes() const noexcept { return bytes_; }  // as asked for; the range is rounded up
     std::size_t offset() const noexcept { return range_.offset; }
+    // First byte of the chunk that holds the range: no copy may leave that chunk.
+    const std::byte* chunk() const noexcept;
     const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
 
     // A copy that touches the range: it is not dealt out again before that copy is complete.

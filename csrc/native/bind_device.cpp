@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include "bindings.hpp"
 #include "cuda_device.hpp"
 #include "device_memory.hpp"
@@ -47,6 +49,8 @@ void bind_device(py::module_& module) {
         .def_property_readonly("pci_bus_id", &Device::pci_bus_id, "Empty on the CPU.")
         .def("copy_stream", &Device::copy_stream, py::arg("direction"),
              "Handle of the engine's own stream.")
+        .def_property_readonly("copy_tier", &Device::copy_tier,
+                               "How small pieces are copied: \"kernel\", \"batch\" or \"plain\".")
         .def("create_stream", &Device::create_stream)
         .def(
             "allocate",
@@ -58,7 +62,28 @@ void bind_device(py::module_& module) {
         module, "HostDevice", "The CPU: worker threads as copy streams.")
         .def(py::init<>());
     py::class_<CudaDevice, Device, std::shared_ptr<CudaDevice>>(module, "CudaDevice", "One GPU.")
-        .def(py::init<int>(), py::arg("index"), Unlocked());
+        .def(py::init<int>(), py::arg("index"), Unlocked())
+        .def(
+            "use_kernel",
+            [](CudaDevice& device, std::uintptr_t handle, unsigned blocks, unsigned threads) {
+                device.use_kernel(reinterpret_cast<cuda::Function>(handle), blocks, threads);
+            },
+            py::arg("handle"), py::kw_only(), py::arg("blocks"), py::arg("threads"), Unlocked(),
+            "Copy small pieces by a loaded kernel, a CUfunction, from now on.")
+        .def(
+            "tune_copies",
+            [](CudaDevice& device, Direction direction, std::size_t threshold, unsigned blocks) {
+                device.tune_copies(direction, {threshold, blocks});
+            },
+            py::arg("direction"), py::kw_only(), py::arg("threshold_nbytes"), py::arg("blocks"),
+            "Set from which size on a piece is copied by DMA on its own, and the kernel's grid.")
+        .def(
+            "copy_tuning",
+            [](const CudaDevice& device, Direction direction) {
+                const CopyTuning tuning = device.copy_tuning(direction);
+                return std::make_pair(tuning.threshold_bytes, tuning.blocks);
+            },
+            py::arg("direction"), "The threshold in bytes and the blocks of the kernel.");
 }
 
 }  // namespace pinferry

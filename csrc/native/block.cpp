@@ -9,6 +9,10 @@ Block::Block(std::shared_ptr<Arena> arena, Range range, std::size_t bytes)
 
 Block::~Block() { arena_->give_back(range_, std::move(uses_)); }
 
+const std::byte* Block::chunk() const noexcept {
+    return arena_->memory().address(range_.offset - range_.offset % arena_->chunk_bytes_);
+}
+
 void Block::add_use(std::shared_ptr<Event> event) {
     const std::lock_guard lock(mutex_);
     const auto complete = [](const std::shared_ptr<Event>& use) { return use->complete(); };

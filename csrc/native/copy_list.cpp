@@ -32,7 +32,7 @@ void CopyList::add_storage(const Blocks& blocks, std::size_t offset, std::size_t
         }
         if (done == size) break;
         const std::size_t bytes = std::min(size - done, there - skip);
-        parts_.push_back({block->data() + skip, storages_, done, bytes});
+        parts_.push_back({block->data() + skip, block->chunk(), storages_, done, bytes});
         done += bytes;
         skip = 0;
     }
@@ -51,10 +51,10 @@ Batch CopyList::batch(const std::vector<Address>& addresses) const {
                                            std::to_string(addresses.size()) +
                                            " addresses to go with them");
     }
-    Batch batch{{}, blocks_};
-    batch.ranges.reserve(parts_.size());
+    Batch batch{CopyRanges(parts_.size()), blocks_};
     for (const Part& part : parts_) {
-        batch.ranges.push_back({part.host, addresses[part.storage] + part.offset, part.bytes});
+        batch.ranges.add({part.host, addresses[part.storage] + part.offset, part.bytes},
+                         part.chunk);
     }
     return batch;
 }

@@ -30,6 +30,7 @@ class CopyList {
   private:
     struct Part {
         std::byte* host;
+        const std::byte* chunk;  // see CopyRanges
         std::size_t storage;
         std::size_t offset;  // in the storage
         std::size_t bytes;

@@ -30,7 +30,8 @@ CudaDevice::CudaDevice(int index)
       context_(cuda::PrimaryContext::retain(index)),
       driver_(context_->driver()),
       events_(std::make_shared<cuda::EventPool>(context_)),
-      latches_(std::make_shared<cuda::LatchPool>(context_)) {
+      latches_(std::make_shared<cuda::LatchPool>(context_)),
+      copies_(context_, events_) {
     const Scope scope(*context_);
     read_identity();
     cuda::check(driver_, "cuStreamCreate",
@@ -90,20 +91,20 @@ double CudaDevice::elapsed_ms(const Event& start, const Event& end) const {
     return elapsed;
 }
 
-void CudaDevice::copy(Direction direction, std::byte* host, Address device, std::size_t bytes) {
+void CudaDevice::copy(Direction direction, const std::vector<CopyRange>& ranges) {
     const Scope scope(*context_);
-    if (direction == Direction::to_host) {
-        cuda::check(driver_, "cuMemcpyDtoHAsync",
-                    driver_.copy_to_host(host, device, bytes, to_host_));
-    } else {
-        cuda::check(driver_, "cuMemcpyHtoDAsync",
-                    driver_.copy_to_device(device, host, bytes, to_device_));
-    }
+    copies_.queue(direction, ranges, stream(direction));
+}
+
+void CudaDevice::use_kernel(cuda::Function function, unsigned blocks, unsigned threads) {
+    const Scope scope(*context_);
+    copies_.use_kernel(function, blocks, threads);
 }
 
 void CudaDevice::drain() noexcept {
     const Scope scope(*context_, std::nothrow);
     if (!scope.ok()) return;
+    copies_.drain();
     driver_.stream_synchronize(to_host_);
     driver_.stream_synchronize(to_device_);
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "copy_ranges.hpp"
 #include "deferred_releases.hpp"
 #include "event.hpp"
 #include "host_memory.hpp"
@@ -97,11 +98,15 @@ class Device {
     // Calls what is due by now. Never blocks.
     void release_due() noexcept { releases_.run_due(); }
 
-    // Queues one contiguous copy on the copy stream of its direction. The host range must lie
-    // within one chunk of memory from make_host_memory().
-    virtual void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) = 0;
+    // Queues the copies of one batch on the copy stream of their direction; among each other they
+    // are in no order. If it throws, part of them may run until drain() returns.
+    virtual void copy(Direction direction, const std::vector<CopyRange>& ranges) = 0;
 
-    // Blocks the host until both copy streams are idle. Never throws: for clean-up after a failure.
+    // How small ranges are copied: by one "kernel", by one call for the "batch", or one by one,
+    // "plain".
+    virtual const char* copy_tier() const = 0;
+
+    // Blocks the host until no copy runs any more. Never throws: for clean-up after a failure.
     virtual void drain() noexcept = 0;
 
     // Host memory that this device copies from and to at full speed, with its first chunks: all of

@@ -29,16 +29,15 @@ Loader& loader() {
     return *instance;
 }
 
-void* find_symbol(void* library, const char* symbol) {
+void* find_symbol(void* library, const char* symbol, int version = api_version) {
     void* found = nullptr;
     if (auto* get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"))) {
         int status = 0;
-        if (get(symbol, &found, api_version, proc_address_default, &status) == success && found)
+        if (get(symbol, &found, version, proc_address_default, &status) == success && found)
             return found;
     } else if (auto* legacy =
                    reinterpret_cast<GetProcAddressLegacy>(dlsym(library, "cuGetProcAddress"))) {
-        if (legacy(symbol, &found, api_version, proc_address_default) == success && found)
-            return found;
+        if (legacy(symbol, &found, version, proc_address_default) == success && found) return found;
     }
     return nullptr;
 }
@@ -62,6 +61,10 @@ std::unique_ptr<const Driver> load(const std::string& path, std::string& failure
     }
     PINFERRY_DRIVER_CALLS(PINFERRY_RESOLVE)
 #undef PINFERRY_RESOLVE
+#define PINFERRY_RESOLVE_OPTIONAL(field, symbol, version, parameters) \
+    table->field = reinterpret_cast<Result(*) parameters>(find_symbol(library, #symbol, version));
+    PINFERRY_OPTIONAL_DRIVER_CALLS(PINFERRY_RESOLVE_OPTIONAL)
+#undef PINFERRY_RESOLVE_OPTIONAL
     if (const Result result = table->init(0); result != success) {
         failure =
             describe_failure(*table, "cuInit", result) + "; check nvidia-smi, or use device='cpu'";

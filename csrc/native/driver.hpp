@@ -13,6 +13,11 @@ struct Driver {
 #define PINFERRY_FIELD(field, symbol, parameters) Result(*field) parameters = nullptr;
     PINFERRY_DRIVER_CALLS(PINFERRY_FIELD)
 #undef PINFERRY_FIELD
+    // Null where the driver is older.
+#define PINFERRY_OPTIONAL_FIELD(field, symbol, version, parameters) \
+    Result(*field) parameters = nullptr;
+    PINFERRY_OPTIONAL_DRIVER_CALLS(PINFERRY_OPTIONAL_FIELD)
+#undef PINFERRY_OPTIONAL_FIELD
 
     // The loaded driver, initialised. Throws Error("DriverUnavailable") saying why there is none.
     static const Driver& get();

@@ -1,6 +1,7 @@
 #include "host_device.hpp"
 
 #include <cstdlib>
+#include <cstring>
 
 #include "error.hpp"
 #include "format_bytes.hpp"
@@ -41,14 +42,18 @@ double HostDevice::elapsed_ms(const Event& start, const Event& end) const {
     return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-void HostDevice::copy(Direction direction, std::byte* host, Address device, std::size_t bytes) {
+void HostDevice::copy(Direction direction, const std::vector<CopyRange>& ranges) {
     process().require_same_process("the CPU device");
-    const auto host_address = reinterpret_cast<Address>(host);
-    if (direction == Direction::to_host) {
-        stream(direction).copy(host_address, device, bytes);
-    } else {
-        stream(direction).copy(device, host_address, bytes);
-    }
+    stream(direction).run_later([direction, ranges] {
+        for (const CopyRange& range : ranges) {
+            auto* const device = reinterpret_cast<std::byte*>(range.device);
+            if (direction == Direction::to_host) {
+                std::memcpy(range.host, device, range.bytes);
+            } else {
+                std::memcpy(device, range.host, range.bytes);
+            }
+        }
+    });
 }
 
 void HostDevice::drain() noexcept {

@@ -21,7 +21,8 @@ class HostDevice final : public Device {
     std::shared_ptr<Event> record(StreamHandle stream, bool timed) override;
     void wait(StreamHandle stream, const Event& event) override;
     double elapsed_ms(const Event& start, const Event& end) const override;
-    void copy(Direction direction, std::byte* host, Address device, std::size_t bytes) override;
+    void copy(Direction direction, const std::vector<CopyRange>& ranges) override;
+    const char* copy_tier() const override { return "plain"; }
     void drain() noexcept override;
     std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) override;
     void make_chunk(HostMemory& memory, Range chunk) override;

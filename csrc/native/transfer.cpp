@@ -27,23 +27,19 @@ Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction, 
     for (const Ticket& earlier : after) earlier.wait(copy_stream);
     for (const auto& use : distinct_uses(batch.blocks)) device->wait(copy_stream, *use);
     auto start = device->record(copy_stream, true);
-    std::size_t bytes = 0;
-    for (const CopyRange& range : batch.ranges) {
-        device->copy(direction, range.host, range.device, range.bytes);
-        bytes += range.bytes;
-    }
+    device->copy(direction, batch.ranges.list());
     auto end = device->record(copy_stream, true);
     for (const auto& block : batch.blocks) block->add_use(end);
     device->note_copies(direction, end);
-    return Ticket(device, std::move(start), std::move(end), bytes);
+    return Ticket(device, std::move(start), std::move(end), batch.ranges.bytes());
 }
 
 Batch batch_of(const std::vector<Piece>& pieces) {
-    Batch batch;
-    batch.ranges.reserve(pieces.size());
+    Batch batch{CopyRanges(pieces.size()), {}};
     batch.blocks.reserve(pieces.size());
     for (const Piece& piece : pieces) {
-        batch.ranges.push_back({piece.block->data(), piece.device, piece.bytes});
+        const Block& block = *piece.block;
+        batch.ranges.add({block.data(), piece.device, piece.bytes}, block.chunk());
         batch.blocks.push_back(piece.block);
     }
     return batch;
@@ -76,7 +72,7 @@ Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
 Ticket submit_batch(const std::shared_ptr<Device>& device, Direction direction, const Batch& batch,
                     const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after) {
     device->process().require_same_process("this transfer engine");
-    if (batch.ranges.empty()) return Ticket();
+    if (batch.blocks.empty()) return Ticket();
     for (const auto& block : batch.blocks) {
         if (block->arena()->device() == device) continue;
         throw Error("WrongDevice",

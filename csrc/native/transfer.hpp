@@ -18,7 +18,7 @@ struct Piece {
 
 // What is copied by one call: ranges, and the blocks that they lie in, each once.
 struct Batch {
-    std::vector<CopyRange> ranges;
+    CopyRanges ranges;
     Blocks blocks;
 };
 

@@ -1,26 +1,8 @@
 // Holds the core's own declarations of the driver's interface against NVIDIA's header. Compiling it
 // is the test: `make abi`.
-#include "../native/driver_abi.hpp"
-
-#include <cuda.h>
-
-#include <type_traits>
+#include "same_call.hpp"
 
 namespace pinferry::cuda {
-
-// Parameters agree if they have one size and kind: handles are pointers on both sides, enums
-// integers.
-template <typename Theirs, typename Ours>
-constexpr bool same_parameter =
-    sizeof(Theirs) == sizeof(Ours) && std::is_pointer_v<Theirs> == std::is_pointer_v<Ours>;
-
-template <typename Theirs, typename Ours>
-struct SameCall : std::false_type {};
-template <typename... Theirs, typename... Ours>
-struct SameCall<CUresult (*)(Theirs...), Result (*)(Ours...)>
-    : std::bool_constant<sizeof...(Theirs) == sizeof...(Ours)> {
-    static constexpr bool parameters = (same_parameter<Theirs, Ours> && ...);
-};
 
 // The header maps unversioned names to the version that belongs to its CUDA; those of later
 // versions than ours keep the same parameters.
@@ -46,5 +28,7 @@ static_assert(CU_MEMHOSTREGISTER_PORTABLE == register_portable);
 static_assert(CU_MEMHOSTALLOC_PORTABLE == host_alloc_portable);
 static_assert(CU_STREAM_WAIT_VALUE_GEQ == wait_value_geq);
 static_assert(CU_GET_PROC_ADDRESS_DEFAULT == proc_address_default);
+static_assert(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM ==
+              attribute_host_pointer_for_registered_memory);
 
 }  // namespace pinferry::cuda

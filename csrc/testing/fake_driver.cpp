@@ -8,7 +8,8 @@
 //   fake_calls()                calls that can fail, made since fake_reset()
 //   fake_live(kind)             objects alive: "context", "stream", "event", "registration",
 //                               "host", "device"; and "blocked": frees that a held stream blocked
-//   fake_reset()                no failures, and the calls counted from 0
+//   fake_hide(name, hidden)     whether the driver has no entry point of that name
+//   fake_reset()                no failures, nothing hidden, and the calls counted from 0
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -17,9 +18,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "../native/copy_table.hpp"
 #include "../native/driver_abi.hpp"
 #include "../native/host_stream.hpp"
 #include "../native/process.hpp"
@@ -27,12 +31,14 @@
 namespace {
 
 using namespace pinferry::cuda;
+using pinferry::CopyUnit;
 using pinferry::HostEvent;
 using pinferry::HostStream;
 using pinferry::ProcessTag;
 
 constexpr Result invalid_value = 1;
 constexpr Result invalid_context = 201;
+constexpr Result not_found = 500;
 thread_local int contexts_current = 0;
 
 struct FakeEvent {
@@ -43,6 +49,7 @@ struct State {
     std::mutex mutex;
     std::map<std::string, long> live;
     std::map<std::string, Result> failing;
+    std::set<std::string> hidden;
     std::map<std::uintptr_t, std::size_t> pinned;  // registrations and host allocations
     std::map<HostStream*, ProcessTag> streams;
     long calls = 0;
@@ -102,6 +109,11 @@ void* pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
 HostStream* stream_of(Stream stream) { return reinterpret_cast<HostStream*>(stream); }
 FakeEvent* event_of(EventHandle event) { return reinterpret_cast<FakeEvent*>(event); }
 
+bool copies_pinned_memory(DevicePtr target, DevicePtr source, std::size_t bytes) {
+    return within_one_pinned_range(pointer(target), bytes) ||
+           within_one_pinned_range(pointer(source), bytes);
+}
+
 #define FAKE_CALL(name)                                           \
     if (const Result failure = fails(name); failure != success) { \
         return failure;                                           \
@@ -142,6 +154,11 @@ Result cuDeviceGetPCIBusId(char* name, int room, DeviceOrdinal) {
 Result cuDeviceGetUuid(Uuid* uuid, DeviceOrdinal) {
     FAKE_CALL("cuDeviceGetUuid")
     for (char i = 0; i < 16; ++i) uuid->bytes[static_cast<int>(i)] = i;
+    return success;
+}
+
+Result cuDeviceGetAttribute(int* value, int, DeviceOrdinal) {
+    FAKE_CALL("cuDeviceGetAttribute")* value = 1;
     return success;
 }
 
@@ -240,6 +257,41 @@ Result cuMemcpyHtoDAsync(DevicePtr device, const void* host, std::size_t bytes, 
 Result cuMemcpyDtoDAsync(DevicePtr target, DevicePtr source, std::size_t bytes, Stream stream) {
     FAKE_CALL("cuMemcpyDtoDAsync")
     stream_of(stream)->copy(target, source, bytes);
+    return success;
+}
+// In the form of CUDA 12.8.
+Result cuMemcpyBatchAsync(DevicePtr* targets, DevicePtr* sources, std::size_t* sizes,
+                          std::size_t count, CopyAttributes* attributes, std::size_t* first,
+                          std::size_t attribute_sets, std::size_t* failed, Stream stream) {
+    FAKE_CALL("cuMemcpyBatchAsync")
+    if (!stream || count == 0 || attribute_sets != 1 || first[0] != 0) return invalid_value;
+    if (attributes[0].source_access_order != copy_source_in_stream_order) return invalid_value;
+    for (std::size_t i = 0; i < count; ++i) {
+        *failed = i;
+        if (sizes[i] == 0 || !copies_pinned_memory(targets[i], sources[i], sizes[i]))
+            return invalid_value;
+    }
+    for (std::size_t i = 0; i < count; ++i)
+        stream_of(stream)->copy(targets[i], sources[i], sizes[i]);
+    return success;
+}
+// Every function is the gather kernel. It reads its table when it runs, as on a GPU.
+Result cuLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, unsigned threads,
+                      unsigned, unsigned, unsigned, Stream stream, void** arguments, void**) {
+    FAKE_CALL("cuLaunchKernel")
+    if (contexts_current == 0) return invalid_context;
+    if (!function || !stream || blocks == 0 || threads == 0) return invalid_value;
+    const auto* units = *static_cast<const CopyUnit**>(arguments[0]);
+    const auto count = *static_cast<unsigned long long*>(arguments[1]);
+    if (count > 0 && !within_one_pinned_range(units, count * sizeof(CopyUnit)))
+        return invalid_value;
+    for (const CopyUnit* unit = units; unit != units + count; ++unit) {
+        if (!copies_pinned_memory(unit->target, unit->source, unit->bytes)) return invalid_value;
+    }
+    stream_of(stream)->run_later([=] {
+        for (const CopyUnit* unit = units; unit != units + count; ++unit)
+            std::memcpy(pointer(unit->target), pointer(unit->source), unit->bytes);
+    });
     return success;
 }
 Result cuMemsetD8Async(DevicePtr target, unsigned char value, std::size_t bytes, Stream stream) {
@@ -347,7 +399,11 @@ Result cuGetErrorString(Result, const char** text) {
 
 extern "C" {
 
-Result cuGetProcAddress_v2(const char* symbol, void** found, int, std::uint64_t, int*) {
+Result cuGetProcAddress_v2(const char* symbol, void** found, int version, std::uint64_t, int*) {
+    {
+        const std::lock_guard lock(state().mutex);
+        if (state().hidden.count(symbol) != 0) return not_found;
+    }
 #define FAKE_ENTRY(field, name, parameters)                                         \
     if (std::strcmp(symbol, #name) == 0) {                                          \
         *found = reinterpret_cast<void*>(static_cast<Result(*) parameters>(&name)); \
@@ -355,7 +411,15 @@ Result cuGetProcAddress_v2(const char* symbol, void** found, int, std::uint64_t,
     }
     PINFERRY_DRIVER_CALLS(FAKE_ENTRY)
 #undef FAKE_ENTRY
-    return invalid_value;
+    // Only in the form that is declared: an earlier version has none, a later one another.
+#define FAKE_OPTIONAL_ENTRY(field, name, since, parameters)                         \
+    if (std::strcmp(symbol, #name) == 0 && version == since) {                      \
+        *found = reinterpret_cast<void*>(static_cast<Result(*) parameters>(&name)); \
+        return success;                                                             \
+    }
+    PINFERRY_OPTIONAL_DRIVER_CALLS(FAKE_OPTIONAL_ENTRY)
+#undef FAKE_OPTIONAL_ENTRY
+    return not_found;
 }
 
 void fake_fail_nth(long n, int code) {
@@ -371,6 +435,14 @@ void fake_fail_call(const char* name, int code) {
         state().failing[name] = code;
     }
 }
+void fake_hide(const char* name, bool hidden) {
+    const std::lock_guard lock(state().mutex);
+    if (hidden) {
+        state().hidden.insert(name);
+    } else {
+        state().hidden.erase(name);
+    }
+}
 long fake_calls() {
     const std::lock_guard lock(state().mutex);
     return state().calls;
@@ -384,6 +456,7 @@ void fake_reset() {
     state().calls = 0;
     state().fail_at = 0;
     state().failing.clear();
+    state().hidden.clear();
 }
 
 }  // extern "C"
