@@ -13,6 +13,7 @@ import torch
 
 from pinferry import _native
 from tests.fake_driver import FakeDriver, build_fake_driver
+from tests.tiers import TIERS, make_tiered
 from tests.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -101,6 +102,17 @@ def make_device(request: pytest.FixtureRequest) -> Callable[[], _native.Device]:
 def device(make_device: Callable[[], _native.Device]) -> _native.Device:
     """Return one device of that sort."""
     return make_device()
+
+
+@pytest.fixture(params=TIERS)
+def tiered(request: pytest.FixtureRequest) -> Iterator[Workbench]:
+    """Return what `workbench` does, on a device for each way to copy many small ranges."""
+    sort, _, tier = str(request.param).partition("-")
+    fake = request.getfixturevalue("fake_gpu") if sort == "fake" else None
+    aside = _native.HostDevice() if sort == "host" else _native.CudaDevice(0)
+    bench = Workbench(make_tiered(sort, tier, fake), aside)
+    yield bench
+    bench.close()
 
 
 @pytest.fixture

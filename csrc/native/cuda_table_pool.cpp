@@ -26,10 +26,12 @@ TablePool::~TablePool() {
     const PrimaryContext::Scope scope(*context_, std::nothrow);
     if (!scope.ok()) return;
     const auto deadline = std::chrono::steady_clock::now() + farewell;
-    for (const Entry& entry : entries_) {
-        if (entry.last_read && !wait_until(*entry.last_read, deadline)) continue;
-        context_->driver().host_free(entry.table.units);
-    }
+    // All or none: freeing an idle table would wait for the kernel that reads another one.
+    const bool idle = std::all_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+        return !entry.last_read || wait_until(*entry.last_read, deadline);
+    });
+    if (!idle) return;
+    for (const Entry& entry : entries_) context_->driver().host_free(entry.table.units);
 }
 
 void TablePool::prepare(std::size_t tables) {

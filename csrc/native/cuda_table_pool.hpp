@@ -21,7 +21,7 @@ struct Table {
 class TablePool {
   public:
     explicit TablePool(std::shared_ptr<PrimaryContext> context) : context_(std::move(context)) {}
-    // Waits a moment for kernels that still read a table; a table whose kernel is stuck stays.
+    // Waits a moment for kernels that still read a table; where one is stuck, the tables stay.
     ~TablePool();
     TablePool(const TablePool&) = delete;
     TablePool& operator=(const TablePool&) = delete;
