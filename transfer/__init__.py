@@ -6,9 +6,11 @@ from pinferry.transfer.engine import TransferEngine
 from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.storages import inner_tensors, named_storages, storage_key, storage_of
 from pinferry.transfer.ticket import Ticket
+from pinferry.transfer.trace import Trace
 
 __all__ = [
     "Ticket",
+    "Trace",
     "TransferEngine",
     "TransferPlan",
     "inner_tensors",
