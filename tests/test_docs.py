@@ -59,7 +59,7 @@ def test_every_public_name_can_be_imported() -> None:
 
 def test_every_room_is_linked_into_the_package() -> None:
     package = ROOT / "src" / "pinferry"
-    for room in ("bench", "csrc", "demo", "doctor", "pool", "states", "transfer"):
+    for room in ("bench", "csrc", "demo", "doctor", "pool", "states", "traces", "transfer"):
         assert (package / room).resolve() == ROOT / room
 
 
