@@ -15,6 +15,7 @@ from pinferry.bench.large import measure_large
 from pinferry.bench.machine import describe_machine
 from pinferry.bench.pinning import measure_pinning
 from pinferry.bench.results import Case, Results
+from pinferry.bench.transfer import measure_transfer
 from pinferry.errors import InvalidArgument, InvalidSize
 from pinferry.pool import default_device, open_device, parse_size
 
@@ -26,6 +27,9 @@ __all__ = ["BENCHMARKS", "run_benchmarks"]
 BENCHMARKS: dict[str, Callable[[str, int, int], Iterator[tuple[str, Case]]]] = {
     "pinning": measure_pinning,
     "large": lambda device, nbytes, repeats: measure_large(torch.device(device), nbytes, repeats),
+    "transfer": lambda device, nbytes, repeats: measure_transfer(
+        torch.device(device), nbytes, repeats
+    ),
     "arena": lambda device, _, repeats: measure_arena(device, repeats),
 }
 _DEFAULT_SIZE = {"cuda": "12GB", "cpu": "256MiB"}

@@ -7,7 +7,7 @@ from enum import Enum
 
 from pinferry.errors import InvalidArgument, UnknownCategory
 
-__all__ = ["Category", "Include", "parse_include"]
+__all__ = ["COMPACTED", "Category", "Include", "parse_include"]
 
 
 class Category(str, Enum):
@@ -33,6 +33,9 @@ class Category(str, Enum):
 
 
 Include = str | Iterable[str] | None
+
+#: What only the optimizer touches, so that nobody minds if small storages share device memory.
+COMPACTED = (Category.OPTIM_STATES, Category.HP_PARAMS, Category.LP_GRADS)
 
 
 def parse_include(include: Include) -> frozenset[Category]:

@@ -7,11 +7,11 @@ import threading
 from typing import TYPE_CHECKING
 
 from pinferry.errors import InvalidArgument, NotOffloaded
-from pinferry.states.categories import Category, parse_include
+from pinferry.states.categories import COMPACTED, Category, parse_include
 from pinferry.states.discovery import discover, survey
 from pinferry.states.memory import MemoryReading, read_memory
 from pinferry.states.reclaim import ReclaimReport, measure_reclaim
-from pinferry.transfer import TransferEngine, storage_key
+from pinferry.transfer import Release, TransferEngine, storage_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pinferry.pool import PinnedArena
     from pinferry.states.categories import Include
     from pinferry.states.state_set import StateSet
-    from pinferry.transfer import Ticket
+    from pinferry.transfer import Ticket, TransferPlan
     from pinferry.transfer.parked import ParkedStorage
 
 __all__ = ["StateOffloader"]
@@ -94,7 +94,13 @@ class StateOffloader:
         """
         return discover(self._model, self._optimizer, device=self._device_name())
 
-    def offload(self, include: Include = None, non_blocking: bool = True) -> Ticket:
+    def offload(
+        self,
+        include: Include = None,
+        non_blocking: bool = True,
+        *,
+        release: Release | str = Release.RECORD_STREAM,
+    ) -> Ticket:
         """Copy state to the arena and give its device memory back to PyTorch's allocator.
 
         Parameters
@@ -104,6 +110,8 @@ class StateOffloader:
         non_blocking
             Return once the copies are queued, behind the current stream. They are ordered before
             any reuse of the memory and before a reload. False waits for their end.
+        release
+            What orders them before any reuse; see `TransferEngine.offload`.
 
         Raises
         ------
@@ -121,7 +129,7 @@ class StateOffloader:
                 lambda entry: storage_key(entry.storage) not in away
             )
             before = read_memory(self._engine.device)
-            ticket = self._engine.offload(moving.storages())
+            ticket = self._engine.offload(moving.storages(), release=release)
             self._remember(moving)
             if ticket.nbytes:
                 self._last = (moving.by_category(), before, ticket)
@@ -153,6 +161,52 @@ class StateOffloader:
         if not non_blocking:
             ticket.synchronize()
         return ticket
+
+    def plan(self, include: Include = None, *, compact: Include = COMPACTED) -> TransferPlan:
+        """Fix the place of state in the arena, for moving it in every iteration.
+
+        A plan moves what is found now, at a fraction of the host's time that `offload` takes, and
+        follows it while it lives. What comes later, such as the state that an optimizer makes at
+        its first step, needs a new plan.
+
+        Parameters
+        ----------
+        include
+            A category, several, or None for all.
+        compact
+            Categories whose small storages may share device memory; see `TransferEngine.plan`. By
+            default what only the optimizer touches. ``()`` compacts nothing.
+
+        Raises
+        ------
+        UnknownCategory
+            If `include` or `compact` names one that does not exist.
+        ArenaExhausted, UnsupportedStorage, AlreadyOffloaded
+            If something cannot be moved, or is away.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from pinferry import PinnedArena, StateOffloader
+        >>> model = torch.nn.Linear(256, 256)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> model(torch.ones(1, 256)).sum().backward()
+        >>> optimizer.step()
+        >>> with PinnedArena("4MiB", device="cpu") as arena:
+        ...     offloader = StateOffloader(model, optimizer, arena=arena)
+        ...     with offloader.plan("optim_states") as plan:
+        ...         for _ in range(3):
+        ...             _ = plan.offload()
+        ...             _ = plan.reload()
+        ...         plan.names()[0]
+        'optimizer.state[0].exp_avg'
+        """
+        categories, compacted = parse_include(include), parse_include(compact)
+        with self._lock:
+            found = survey(self._model, self._optimizer, device=self._device_name())
+            found.require_movable(categories)
+            states = found.states.only(*categories)
+            return self._engine.plan(states.storages(), compact=states.only(*compacted).names())
 
     @contextlib.contextmanager
     def offloaded(self, *include: str) -> Iterator[StateOffloader]:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that has PyTorch, a compiler and no network. Results go to
 # the folder given as the first argument; PINFERRY_COMMIT names the commit where there is no history.
-# Parts: build doctor tests sanitizer bench arena demo large-demo report (default: all). A failing part does not stop the
+# Parts: build doctor tests sanitizer bench transfer arena demo large-demo report (default: all). A failing part does not stop the
 # others; the exit code says whether any failed.
 set -u
 out=${1:?usage: tools/gpu_check.sh OUTPUT_FOLDER [PART...]}
 shift
-parts=${*:-build doctor tests sanitizer bench arena demo large-demo report}
+parts=${*:-build doctor tests sanitizer bench transfer arena demo large-demo report}
 mkdir -p "$out"
 python=${PYTHON:-python3}
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -58,6 +58,7 @@ part doctor $python -m pinferry.cli doctor
 part tests run_tests
 part sanitizer run_sanitizer
 part bench $python -m pinferry.cli bench pinning large --device cuda:0 --json "$out/bench.json"
+part transfer $python -m pinferry.cli bench transfer large --device cuda:0 --json "$out/transfer.json"
 part arena $python -m pinferry.cli bench arena pinning --device cuda:0 --size 4GB --json "$out/arena.json"
 part demo $python -m pinferry.cli demo --device cuda:0 --json "$out/demo.json"
 part large-demo $python -m pinferry.cli demo --device cuda:0 --params 1.5e9 --cycles 2 --steps 4 \

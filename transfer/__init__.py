@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pinferry.transfer.engine import TransferEngine
 from pinferry.transfer.plan import TransferPlan
+from pinferry.transfer.release import Release
 from pinferry.transfer.storages import inner_tensors, named_storages, storage_key, storage_of
 from pinferry.transfer.ticket import Ticket
 from pinferry.transfer.trace import Trace
 
 __all__ = [
+    "Release",
     "Ticket",
     "Trace",
     "TransferEngine",

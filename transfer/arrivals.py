@@ -7,16 +7,15 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pinferry.transfer.bridge import load_bridge
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.ticket import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from pinferry import _native
     from pinferry._torch import FreshMemory
-    from pinferry.transfer.parked import ParkedStorage
+    from pinferry.transfer.cargo import Cargo
 
 __all__ = ["Arrivals"]
 
@@ -50,13 +49,11 @@ class Arrivals:
         native: _native.Ticket,
         device: _native.Device,
         fresh: FreshMemory,
-        parked: Sequence[ParkedStorage],
+        cargo: Cargo,
     ) -> Ticket:
         """Return the ticket whose first wait hands the memory to the storages."""
-        load_bridge().set_messages(
-            [each.handle for each in parked], [each.arriving_message for each in parked]
-        )
-        arrival = _Arrival(frozenset(each.handle.key for each in parked), fresh)
+        cargo.group.announce_arrival()
+        arrival = _Arrival(cargo.keys, fresh)
         arrival.ticket = Ticket(native, device, on_wait=lambda: self._land(arrival))
         with self._lock:
             self._pending.append(arrival)

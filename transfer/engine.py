@@ -10,11 +10,13 @@ from pinferry import _native
 from pinferry.errors import ArenaClosed, ArenaExhausted, ArenaInUse, EngineClosed, NotOffloaded
 from pinferry.pool import format_bytes
 from pinferry.transfer.arrivals import Arrivals
+from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.in_flight import IN_FLIGHT
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.moves import bring, send
 from pinferry.transfer.parked import HostCopy, ParkedStorage, open_handle
 from pinferry.transfer.plan import TransferPlan
+from pinferry.transfer.release import Release, parse_release
 from pinferry.transfer.storages import named_storages, storage_key
 from pinferry.transfer.streams import stream_handles
 from pinferry.transfer.ticket import Ticket
@@ -22,13 +24,13 @@ from pinferry.transfer.trace import Trace, traced
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
     import torch
     from typing_extensions import Self
 
-    from pinferry._torch import StorageHandle
+    from pinferry._torch import ResidentStorages, StorageHandle
     from pinferry.pool import PinnedArena
     from pinferry.transfer.storages import States
 
@@ -79,8 +81,8 @@ class TransferEngine:
         self._lock = threading.RLock()
         self._parked: dict[int, ParkedStorage] = {}  # by the key of the storage
         self._arrivals = Arrivals(self._hold)
-        # Reloads that not every later offload is ordered behind, by storage.
-        self._unordered: dict[int, _native.Ticket] = {}
+        # Reloads that not every later offload is ordered behind, and the storages that they bring.
+        self._unordered: list[tuple[_native.Ticket, frozenset[int]]] = []
         self._closed = False
         self.tracer: Trace | None = None  # what records the moves, while something does
 
@@ -123,7 +125,13 @@ class TransferEngine:
             parked = self._parked.get(storage_key(storage))
             return parked is not None and parked.handle.alive and parked.handle.guarded
 
-    def offload(self, states: States, *, streams: Iterable[object] | None = None) -> Ticket:
+    def offload(
+        self,
+        states: States,
+        *,
+        streams: Iterable[object] | None = None,
+        release: Release | str = Release.RECORD_STREAM,
+    ) -> Ticket:
         """Copy storages to the arena and give their device memory back to PyTorch's allocator.
 
         All of them or none. What is away already stays away. Does not wait for the copies.
@@ -135,6 +143,10 @@ class TransferEngine:
         streams
             Streams that wrote the states: the copy starts behind what they have queued. Default:
             the current one. The memory is not reused before the copy has read it.
+        release
+            What sees to that: ``"record_stream"`` (PyTorch's allocator holds it back; nothing
+            waits), ``"ordered"`` (the current stream waits for the copy; thousands of storages are
+            given back in a fraction of the time), or ``"synchronous"`` (the host waits).
 
         Returns
         -------
@@ -147,8 +159,11 @@ class TransferEngine:
             If the arena lacks room, with the numbers. Nothing moved.
         WrongDevice, UnsupportedStorage, AlreadyOffloaded
             If one of them cannot be moved. Nothing moved.
+        InvalidArgument
+            If there is no such `release`.
         """
         named = named_storages(states)
+        policy = parse_release(release)
         with self._lock:
             self.require_open()
             self.reap()
@@ -160,9 +175,12 @@ class TransferEngine:
             }
             if not handles:
                 return Ticket(_native.Ticket(), self.device)
-            parked = self.park(handles)
+            parked = self._park(handles)
+            cargo = Cargo.of(parked)
             with Uninterrupted():
-                ticket = self.dispatch(parked, streams)
+                rooms = [each.room() for each in parked]
+                ticket = self.dispatch(cargo, cargo.require_held(), rooms, streams, policy)
+                del rooms
                 self._parked.update({each.handle.key: each for each in parked})
                 for each in parked:
                     each.leave_room_to_storage(partial(self._forget, each))
@@ -232,22 +250,34 @@ class TransferEngine:
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
             with Uninterrupted():
-                ticket = self.fetch(parked, streams, defer=defer)
+                ticket = self.fetch(Cargo.of(parked), streams, defer=defer)
                 for each in parked:
                     self._parked.pop(each.handle.key, None)
                 self._hold()
             return ticket
 
-    def plan(self, states: States) -> TransferPlan:
+    def plan(self, states: States, *, compact: Collection[str] | bool = False) -> TransferPlan:
         """Fix the place of `states` in the arena, for moving them again and again.
+
+        Parameters
+        ----------
+        states
+            Tensors or storages, or a mapping from names to them.
+        compact
+            Names of those whose device memory may become slices of one slab from the first reload
+            on; True for all. Small ones then move as one range, at the speed of the link, and cost
+            one allocation. A slab goes back only when its last slice dies; `docs/compaction.md`
+            says what else it means. Meant for what only the optimizer touches.
 
         Raises
         ------
         ArenaExhausted, WrongDevice, UnsupportedStorage, AlreadyOffloaded
             As for `offload`.
+        InvalidArgument
+            If `compact` names what is not among `states`.
         """
         self.require_open()
-        return TransferPlan(self, named_storages(states))
+        return TransferPlan(self, named_storages(states), compact)
 
     def trace(self, path: str | os.PathLike[str], *, nvtx: bool = False) -> Trace:
         """Record what moves, plans' moves too, and write it for Perfetto and `pinferry trace`.
@@ -281,40 +311,40 @@ class TransferEngine:
         """
         return Trace(self, path, nvtx=nvtx)
 
-    def park(self, handles: Mapping[str, StorageHandle]) -> list[ParkedStorage]:
-        """Take room in the arena for each storage, or raise `ArenaExhausted`."""
-        sizes = [handle.nbytes for handle in handles.values()]
+    def take_room(self, sizes: Sequence[int]) -> list[list[_native.Block]]:
+        """Take room in the arena for each of `sizes`, or raise `ArenaExhausted`."""
         try:
-            blocks = self._arena.deal(sizes, timeout=_ARENA_WAIT_S)
+            return self._arena.deal(sizes, timeout=_ARENA_WAIT_S)
         except ArenaExhausted as error:
             raise ArenaExhausted(
                 f"cannot offload {len(sizes)} storages, {format_bytes(sum(sizes))}, and nothing "
                 f"was moved: {error}",
                 **error.fields,
             ) from None
+
+    def _park(self, handles: Mapping[str, StorageHandle]) -> list[ParkedStorage]:
+        sizes = [handle.nbytes for handle in handles.values()]
         return [
             ParkedStorage(name, handle, size, HostCopy(extents))
-            for (name, handle), size, extents in zip(handles.items(), sizes, blocks, strict=True)
+            for (name, handle), size, extents in zip(
+                handles.items(), sizes, self.take_room(sizes), strict=True
+            )
         ]
 
     @traced("H2D")
-    def fetch(
-        self, parked: list[ParkedStorage], streams: Iterable[object] | None, *, defer: bool
-    ) -> Ticket:
-        """Bring storages back from their blocks, which they keep."""
-        for each in parked:
-            each.require_away()
+    def fetch(self, cargo: Cargo, streams: Iterable[object] | None, *, defer: bool) -> Ticket:
+        """Bring storages back from their blocks, which stay theirs."""
         consumers: list[int] | None = None
         if defer:
             consumers = []
         elif streams is not None:
             consumers = stream_handles(self.device, streams)
-        native, fresh = bring(self.device, parked, consumers=consumers)
+        native, fresh = bring(self.device, cargo, consumers=consumers)
         if consumers is not None:
-            self._unordered.update({each.handle.key: native for each in parked})
+            self._unordered.append((native, cargo.keys))
             self.keep(native, fresh)
         if defer:
-            ticket = self._arrivals.defer(native, self.device, fresh, parked)
+            ticket = self._arrivals.defer(native, self.device, fresh, cargo)
             self._hold()
             return ticket
         fresh.install()
@@ -322,14 +352,24 @@ class TransferEngine:
         return Ticket(native, self.device)
 
     @traced("D2H")
-    def dispatch(self, parked: list[ParkedStorage], streams: Iterable[object] | None) -> Ticket:
-        """Send storages to their blocks and take their memory away."""
-        keys = [each.handle.key for each in parked]
-        after = {id(t): t for key in keys if (t := self._unordered.get(key)) is not None}
-        handles = stream_handles(self.device, streams)
-        native, released = send(self.device, parked, handles, list(after.values()))
-        for key in keys:
-            self._unordered.pop(key, None)
+    def dispatch(
+        self,
+        cargo: Cargo,
+        held: ResidentStorages,
+        owners: Sequence[HostCopy],
+        streams: Iterable[object] | None,
+        release: Release,
+    ) -> Ticket:
+        """Send storages to their blocks and take their memory away, for `owners` to hold."""
+        native, released = send(
+            self.device,
+            cargo,
+            held,
+            owners=owners,
+            streams=stream_handles(self.device, streams),
+            after=[ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)],
+            release=release,
+        )
         self.keep(native, released)
         return Ticket(native, self.device, on_done=IN_FLIGHT.reap)
 
@@ -342,7 +382,7 @@ class TransferEngine:
         """Free what copies that have ended needed."""
         with self._lock:
             IN_FLIGHT.reap()
-            self._unordered = {k: t for k, t in self._unordered.items() if not t.done()}
+            self._unordered = [each for each in self._unordered if not each[0].done()]
 
     def _forget(self, parked: ParkedStorage) -> None:
         # Called wherever a storage dies, perhaps amid another call of this thread, which therefore

@@ -9,41 +9,49 @@ import torch
 
 from pinferry import _native
 from pinferry._native import Direction
-from pinferry.transfer.bridge import load_bridge
-from pinferry.transfer.streams import current_stream
+from pinferry.errors import DeviceOutOfMemory
+from pinferry.transfer.release import order_reuse
+from pinferry.transfer.streams import copy_stream_id, current_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pinferry._torch import FreshMemory, ReleasedMemory
-    from pinferry.transfer.parked import ParkedStorage
+    from pinferry._torch import FreshMemory, ReleasedMemory, ResidentStorages
+    from pinferry.transfer.cargo import Cargo
+    from pinferry.transfer.parked import HostCopy
+    from pinferry.transfer.release import Release
 
 __all__ = ["bring", "send"]
 
 
 def send(
     device: _native.Device,
-    parked: Sequence[ParkedStorage],
+    cargo: Cargo,
+    held: ResidentStorages,
+    *,
+    owners: Sequence[HostCopy],
     streams: list[int],
     after: list[_native.Ticket],
+    release: Release,
 ) -> tuple[_native.Ticket, ReleasedMemory]:
     """Copy storages to their blocks, behind `streams` and `after`, and take their memory away.
 
-    On CUDA the memory returned may be dropped at once: PyTorch's allocator orders its reuse behind
-    the copy. On the CPU it must be held until the ticket is done. All storages or none; does not
-    block.
+    Each storage holds its owner (one each, or one for all) while it is away.
+
+    On CUDA the memory returned may be dropped at once: `release` orders its reuse behind the copy.
+    On the CPU it must be held until the ticket is done. All storages or none; does not block the
+    host unless `release` says so.
     """
-    pieces = [piece for each in parked for piece in each.pieces(each.handle.address)]
-    ticket = _native.submit(
-        device=device, direction=Direction.TO_HOST, pieces=pieces, streams=streams, after=after
+    ticket = _native.submit_list(
+        device=device,
+        direction=Direction.TO_HOST,
+        copies=cargo.copies(packed=held.packed),
+        addresses=held.addresses,
+        streams=streams,
+        after=after,
     )
     try:
-        released: ReleasedMemory = load_bridge().release(
-            [each.handle for each in parked],
-            [each.offloaded_message for each in parked],
-            [each.room() for each in parked],
-            _stream_id(device, Direction.TO_HOST),
-        )
+        released = held.release(owners, order_reuse(device, ticket, release))
     except BaseException:
         # Nothing was taken. The blocks are about to be freed, so the copies must be over.
         ticket.synchronize(None)
@@ -52,10 +60,7 @@ def send(
 
 
 def bring(
-    device: _native.Device,
-    parked: Sequence[ParkedStorage],
-    *,
-    consumers: list[int] | None,
+    device: _native.Device, cargo: Cargo, *, consumers: list[int] | None
 ) -> tuple[_native.Ticket, FreshMemory]:
     """Make device memory on PyTorch's current stream and copy the blocks to it.
 
@@ -67,16 +72,14 @@ def bring(
     here = current_stream(device)
     waiting = [here] if consumers is None else consumers
     # If the current stream does not wait, only the allocator can hold the memory back from it.
-    stream_id = None if here in waiting else _stream_id(device, Direction.TO_DEVICE)
-    with torch.cuda.device(device.index) if device.kind == "cuda" else contextlib.nullcontext():
-        fresh: FreshMemory = load_bridge().allocate([each.handle for each in parked], stream_id)
-    pieces = [
-        piece
-        for each, address in zip(parked, fresh.addresses, strict=True)
-        for piece in each.pieces(address)
-    ]
-    ticket = _native.submit(
-        device=device, direction=Direction.TO_DEVICE, pieces=pieces, streams=[here]
+    stream_id = None if here in waiting else copy_stream_id(device, to_host=False)
+    fresh, packed = _allocate(device, cargo, stream_id)
+    ticket = _native.submit_list(
+        device=device,
+        direction=Direction.TO_DEVICE,
+        copies=cargo.copies(packed=packed),
+        addresses=fresh.addresses,
+        streams=[here],
     )
     try:
         for stream in waiting:
@@ -87,11 +90,13 @@ def bring(
     return ticket, fresh
 
 
-def _stream_id(device: _native.Device, direction: Direction) -> int | None:
-    """Return how PyTorch's allocator knows a copy stream; None where nothing is stream-ordered."""
-    if device.kind != "cuda":
-        return None
-    handle = device.copy_stream(direction)
-    stream = torch.cuda.ExternalStream(handle, device.index)  # type: ignore[no-untyped-call]
-    stream_id: int = stream.stream_id
-    return stream_id
+def _allocate(
+    device: _native.Device, cargo: Cargo, stream_id: int | None
+) -> tuple[FreshMemory, bool]:
+    """Return memory for the storages, and whether those that share a slab have one."""
+    with torch.cuda.device(device.index) if device.kind == "cuda" else contextlib.nullcontext():
+        if cargo.has_slabs:
+            # A slab is one piece of memory; where there is none so large, many may be found.
+            with contextlib.suppress(DeviceOutOfMemory):
+                return cargo.group.allocate(stream_id, slabs=True), True
+        return cargo.group.allocate(stream_id, slabs=False), not cargo.has_slabs

@@ -5,22 +5,17 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from pinferry import _native
-from pinferry.errors import (
-    AlreadyOffloaded,
-    NotOffloaded,
-    StorageChanged,
-    UnsupportedStorage,
-    WrongDevice,
-)
+from pinferry.errors import AlreadyOffloaded, NotOffloaded, UnsupportedStorage, WrongDevice
 from pinferry.transfer.bridge import load_bridge
+from pinferry.transfer.layout import Member, Place
 from pinferry.transfer.storages import storage_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import torch
 
+    from pinferry import _native
     from pinferry._torch import StorageHandle
 
 __all__ = ["HostCopy", "ParkedStorage", "open_handle", "require_movable"]
@@ -69,11 +64,6 @@ class ParkedStorage:
         if room is not None:
             self._room = weakref.ref(room, lambda _: on_return())
 
-    def keep_room(self) -> None:
-        """Hold the room strongly again, and tell nobody when it goes."""
-        self._held = self.room()
-        self._room = weakref.ref(self._held)
-
     def room(self) -> HostCopy:
         """Return the room, whoever holds it."""
         room = self._room()
@@ -84,30 +74,10 @@ class ParkedStorage:
             )
         return room
 
-    @property
-    def offloaded_message(self) -> str:
-        """What an access says while the bytes are away."""
-        return f"{self.name} is offloaded to pinned host memory; call reload() first"
-
-    @property
-    def arriving_message(self) -> str:
-        """What an access says while nobody has waited for a deferred reload."""
-        return f"{self.name} is being reloaded; call wait() on its ticket first"
-
-    def pieces(self, address: int) -> Iterator[_native.Piece]:
-        """Return the copies that connect the blocks with device memory at `address`."""
-        for block in self.room().blocks:
-            yield _native.Piece(block, address)
-            address += block.nbytes
-
-    def require_away(self) -> None:
-        """Raise unless the storage is as it was left when its bytes were taken."""
-        self.room()
-        if self.handle.nbytes != self.nbytes:
-            raise StorageChanged(
-                f"{self.name} was resized from {self.nbytes} to {self.handle.nbytes} bytes while "
-                "it was offloaded; size it back, then reload"
-            )
+    def place(self) -> Place:
+        """Return where the bytes lie."""
+        member = Member(self.name, self.handle, self.nbytes)
+        return Place((member,), (0,), self.nbytes, shared=False, blocks=self.room().blocks)
 
 
 def open_handle(name: str, storage: torch.UntypedStorage, device: _native.Device) -> StorageHandle:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pinferry import _native
-from pinferry.errors import ArenaInUse, EngineClosed
+from pinferry.errors import ArenaInUse, EngineClosed, InvalidArgument, StorageChanged
+from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.interrupts import Uninterrupted
-from pinferry.transfer.parked import open_handle, require_movable
+from pinferry.transfer.layout import Member, Place, laid_anew, lay_out
+from pinferry.transfer.parked import HostCopy, open_handle, require_movable
+from pinferry.transfer.release import Release, parse_release
 from pinferry.transfer.ticket import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
     from typing_extensions import Self
 
+    from pinferry._torch import ResidentStorages
     from pinferry.transfer.engine import TransferEngine
-    from pinferry.transfer.parked import ParkedStorage
 
 __all__ = ["TransferPlan"]
 
@@ -27,73 +33,78 @@ class TransferPlan:
     """The same storages, moved out and in again and again, from `TransferEngine.plan`.
 
     Their place in the arena is taken once and kept until `close`, so an offload can no longer fail
-    for want of room. The plan holds the storages weakly and follows them: one that was resized gets
-    new room, one that is gone is left out.
+    for want of room, and a move costs a handful of native calls, however many storages there are.
+    The plan holds the storages weakly and follows them: one that was resized gets new room, one
+    that is gone is left out.
     """
 
-    def __init__(self, engine: TransferEngine, named: Mapping[str, torch.UntypedStorage]) -> None:
+    def __init__(
+        self,
+        engine: TransferEngine,
+        named: Mapping[str, torch.UntypedStorage],
+        compact: Collection[str] | bool,
+    ) -> None:
         self._engine = engine
-        handles = {
-            name: open_handle(name, storage, engine.device)
-            for name, storage in named.items()
-            if storage.nbytes()
-        }
-        self._parked: list[ParkedStorage] = engine.park(handles) if handles else []
-        self._away: list[ParkedStorage] = []
+        places = lay_out(_members(engine, named), _checked(compact, named))
+        self._settle_on(self._with_room(places))
+        self._away = False
         self._closed = False
+        # Of what the storages hold while they are away: dead once all of them are back or gone.
+        self._token: weakref.ref[HostCopy] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the storages that are still alive."""
-        return sum(each.nbytes for each in self._parked if each.handle.alive)
+        return sum(member.nbytes for member in self._members())
 
     @property
     def offloaded(self) -> bool:
         """Whether the storages are away."""
-        return any(each.handle.alive for each in self._away)
+        return self._away and self._cargo is not None and self._cargo.group.alive > 0
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the storages that are still alive."""
-        return tuple(each.name for each in self._parked if each.handle.alive)
+        return tuple(member.name for member in self._members())
 
-    def offload(self, *, streams: Iterable[object] | None = None) -> Ticket:
+    def offload(
+        self,
+        *,
+        streams: Iterable[object] | None = None,
+        release: Release | str = Release.RECORD_STREAM,
+    ) -> Ticket:
         """Copy the storages out; see `TransferEngine.offload`. Does nothing while they are away."""
+        policy = parse_release(release)
         with self._engine.lock:
-            return self._offload(streams)
-
-    def _offload(self, streams: Iterable[object] | None) -> Ticket:
-        self._require_open()
-        engine = self._engine
-        engine.require_open()
-        engine.reap()
-        if self.offloaded:
-            return Ticket(_native.Ticket(), engine.device)
-        engine.settle()
-        self._follow()
-        if not self._parked:
-            return Ticket(_native.Ticket(), engine.device)
-        with Uninterrupted():
-            ticket = engine.dispatch(self._parked, streams)
-            self._away = list(self._parked)
-            for each in self._away:
-                each.leave_room_to_storage(self._hold)
-            self._hold()
-        return ticket
+            self._require_open()
+            engine = self._engine
+            engine.require_open()
+            engine.reap()
+            if self.offloaded:
+                return Ticket(_native.Ticket(), engine.device)
+            engine.settle()
+            cargo, held = self._follow()
+            if cargo is None or held is None:
+                return Ticket(_native.Ticket(), engine.device)
+            with Uninterrupted():
+                token = HostCopy([block for place in self._places for block in place.blocks])
+                ticket = engine.dispatch(cargo, held, [token], streams, policy)
+                self._away = True
+                self._token = weakref.ref(token, lambda _: self._hold())
+                self._hold()
+            return ticket
 
     def reload(self, *, streams: Iterable[object] | None = None, defer: bool = False) -> Ticket:
         """Copy the storages back; see `TransferEngine.reload`. Does nothing while they are here."""
         with self._engine.lock:
             self._require_open()
-            away = [each for each in self._away if each.handle.alive]
             with Uninterrupted():
-                if away:
-                    for each in away:
-                        each.keep_room()
-                    ticket = self._engine.fetch(away, streams, defer=defer)
-                else:
-                    ticket = Ticket(_native.Ticket(), self._engine.device)
-                self._away = []
-                self._parked = away or self._parked
+                if not self.offloaded:
+                    self._away = False
+                    self._hold()
+                    return Ticket(_native.Ticket(), self._engine.device)
+                self._leave_out_the_dead()
+                ticket = self._engine.fetch(self._require_cargo(), streams, defer=defer)
+                self._away = False
                 self._hold()
         return ticket
 
@@ -108,13 +119,51 @@ class TransferPlan:
         self._engine.settle()
         if self.offloaded:
             raise ArenaInUse(
-                f"this plan holds {len(self._away)} storages that are away; reload() them first",
-                blocks=len(self._away),
+                f"this plan holds {len(self.names())} storages that are away; reload() them first",
+                blocks=len(self.names()),
                 used=self.nbytes,
             )
-        self._parked = []
-        self._away = []
+        self._settle_on([])
         self._closed = True
+
+    def _members(self) -> Iterator[Member]:
+        return (member for place in self._places for member in place.members if member.handle.alive)
+
+    def _with_room(self, places: Sequence[Place]) -> list[Place]:
+        """Return the places with blocks of the arena, all or none."""
+        if not places:
+            return []
+        rooms = self._engine.take_room([place.nbytes for place in places])
+        return [replace(place, blocks=blocks) for place, blocks in zip(places, rooms, strict=True)]
+
+    def _settle_on(self, places: Sequence[Place]) -> None:
+        """Work out what the moves need."""
+        self._places = list(places)
+        self._cargo = Cargo(places) if places else None
+
+    def _require_cargo(self) -> Cargo:
+        if self._cargo is None:
+            raise StorageChanged("every storage of this plan was freed while it was being moved")
+        return self._cargo
+
+    def _follow(self) -> tuple[Cargo | None, ResidentStorages | None]:
+        """Return what is to move, after the storages: looks at each only if one has changed."""
+        if self._cargo is not None and (held := self._cargo.hold()) is not None:
+            return self._cargo, held
+        places = [kept for place in self._places if (kept := place.alive()) is not None]
+        for place in places:
+            for member in place.members:
+                require_movable(member.name, member.handle, self._engine.device)
+        resized = [place for place in places if place.resized]
+        fresh = iter(self._with_room([laid_anew(place) for place in resized]))
+        self._settle_on([next(fresh) if place in resized else place for place in places])
+        if self._cargo is None:
+            return None, None
+        return self._cargo, self._cargo.require_held()
+
+    def _leave_out_the_dead(self) -> None:
+        if self._cargo is not None and self._cargo.group.alive < len(self._cargo.keys):
+            self._settle_on([kept for p in self._places if (kept := p.alive()) is not None])
 
     def _hold(self) -> None:
         """Live on while somebody's bytes are here, and no longer."""
@@ -122,18 +171,6 @@ class TransferPlan:
             _holding.add(self)
         else:
             _holding.discard(self)
-
-    def _follow(self) -> None:
-        """Leave out what is gone, and take new room for what has another size."""
-        self._parked = [each for each in self._parked if each.handle.alive]
-        for each in self._parked:
-            require_movable(each.name, each.handle, self._engine.device)
-        changed = {
-            each.name: each.handle for each in self._parked if each.handle.nbytes != each.nbytes
-        }
-        if changed:
-            fresh = {each.name: each for each in self._engine.park(changed)}
-            self._parked = [fresh.get(each.name, each) for each in self._parked]
 
     def _require_open(self) -> None:
         if self._closed:
@@ -157,3 +194,24 @@ class TransferPlan:
 
 # Plans that hold somebody's bytes live until those are back, whoever forgets them.
 _holding: set[TransferPlan] = set()
+
+
+def _checked(
+    compact: Collection[str] | bool, named: Mapping[str, torch.UntypedStorage]
+) -> Collection[str] | bool:
+    """Return `compact` if it is a choice among `named`, or raise `InvalidArgument`."""
+    if isinstance(compact, bool):
+        return compact
+    if isinstance(compact, str) or not isinstance(compact, Collection):
+        raise InvalidArgument(f"compact={compact!r}: give True, False, or several names")
+    unknown = [name for name in compact if name not in named]
+    if unknown:
+        raise InvalidArgument(f"compact names {unknown[0]!r}, which is not among the states")
+    return frozenset(compact)
+
+
+def _members(engine: TransferEngine, named: Mapping[str, torch.UntypedStorage]) -> Iterator[Member]:
+    for name, storage in named.items():
+        if storage.nbytes():
+            handle = open_handle(name, storage, engine.device)
+            yield Member(name, handle, handle.nbytes)

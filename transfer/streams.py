@@ -6,12 +6,19 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from pinferry._native import Direction
 from pinferry.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pinferry._native import Device
 
-__all__ = ["current_stream", "stream_handle", "stream_handles"]
+__all__ = [
+    "copy_stream_id",
+    "current_stream",
+    "current_stream_id",
+    "stream_handle",
+    "stream_handles",
+]
 
 
 def stream_handle(stream: object) -> int:
@@ -54,3 +61,25 @@ def stream_handles(device: Device, streams: Iterable[object] | None) -> list[int
     if not isinstance(streams, Iterable):
         raise InvalidArgument(f"streams={streams!r}: give several streams, in a list")
     return [stream_handle(stream) for stream in streams]
+
+
+def current_stream_id(device: Device) -> int | None:
+    """Return how PyTorch's allocator knows the caller's stream; None where nothing is ordered."""
+    if device.kind != "cuda":
+        return None
+    import torch
+
+    stream_id: int = torch.cuda.current_stream(device.index).stream_id
+    return stream_id
+
+
+def copy_stream_id(device: Device, *, to_host: bool) -> int | None:
+    """Return how PyTorch's allocator knows a copy stream; None where nothing is ordered."""
+    if device.kind != "cuda":
+        return None
+    import torch
+
+    handle = device.copy_stream(Direction.TO_HOST if to_host else Direction.TO_DEVICE)
+    stream = torch.cuda.ExternalStream(handle, device.index)  # type: ignore[no-untyped-call]
+    stream_id: int = stream.stream_id
+    return stream_id

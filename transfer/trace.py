@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import time
 from collections.abc import Iterable
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from pinferry.transfer.cargo import Cargo
     from pinferry.transfer.engine import TransferEngine
-    from pinferry.transfer.parked import ParkedStorage
     from pinferry.transfer.ticket import Ticket
 
     Move = TypeVar("Move", bound=Callable[..., Ticket])
@@ -46,19 +47,21 @@ def traced(direction: str) -> Callable[[Move], Move]:
     """Let a move of an engine be recorded by the engine's trace, if it has one."""
 
     def decorate(move: Move) -> Move:
+        signature = inspect.signature(move)
+
         @functools.wraps(move)
         def wrapper(
-            engine: TransferEngine,
-            parked: list[ParkedStorage],
-            streams: Iterable[object] | None,
-            **options: object,
+            engine: TransferEngine, cargo: Cargo, *arguments: object, **options: object
         ) -> Ticket:
             if engine.tracer is None:
-                return move(engine, parked, streams, **options)
+                return move(engine, cargo, *arguments, **options)
+            given = signature.bind(engine, cargo, *arguments, **options)
+            streams = given.arguments["streams"]
             if isinstance(streams, Iterable):
-                streams = list(streams)  # read twice
-            with engine.tracer.call(direction, parked, defer=bool(options.get("defer"))) as call:
-                ticket = move(engine, parked, streams, **options)
+                given.arguments["streams"] = streams = list(streams)  # read twice
+            defer = bool(given.arguments.get("defer"))
+            with engine.tracer.call(direction, cargo, defer=defer) as call:
+                ticket = move(*given.args, **given.kwargs)
                 call.submitted(ticket.native, streams)
             return ticket
 
@@ -131,15 +134,15 @@ class Trace:
         return tuple(call.batch for call in self._calls)
 
     @contextlib.contextmanager
-    def call(self, direction: str, parked: list[ParkedStorage], *, defer: bool) -> Iterator[_Call]:
+    def call(self, direction: str, cargo: Cargo, *, defer: bool) -> Iterator[_Call]:
         """Record a call of the host, for `traced`."""
         batch = Batch(
             direction=direction,
             called_us=0.0,
-            nbytes=sum(each.nbytes for each in parked),
-            storages=len(parked),
-            names=tuple(each.name for each in parked[:_NAMES]),
-            names_total=len(parked),
+            nbytes=cargo.nbytes,
+            storages=len(cargo.names),
+            names=cargo.names[:_NAMES],
+            names_total=len(cargo.names),
             defer=defer,
         )
         call = _Call(batch)

@@ -3,6 +3,7 @@
 
 #include "../native/raise_python.hpp"
 #include "device_memory.hpp"
+#include "storage_group.hpp"
 
 namespace py = pybind11;
 
@@ -35,13 +36,57 @@ void point_at_owned(const Handles& storages, const std::vector<std::uintptr_t>& 
     point_at(storages, addresses, held);
 }
 
-std::unique_ptr<ReleasedMemory> release_owned(const Handles& storages,
-                                              std::vector<std::string> messages,
+std::unique_ptr<ReleasedMemory> release_owned(ResidentStorages& storages,
                                               const std::vector<py::object>& owners,
                                               std::optional<std::int64_t> stream_id) {
     const Owners held = hold_all(owners);
     const py::gil_scoped_release unlocked;
-    return release(storages, std::move(messages), held, stream_id);
+    return storages.release(held, stream_id);
+}
+
+// Addresses go from one module to the other as the bytes of an array: thousands of integers would
+// cost more than the copies.
+template <typename Memory>
+py::bytes packed_addresses(const Memory& memory) {
+    const std::vector<std::uintptr_t> addresses = memory.addresses();
+    return {reinterpret_cast<const char*>(addresses.data()),
+            addresses.size() * sizeof(std::uintptr_t)};
+}
+
+using Slabs = std::vector<std::tuple<std::size_t, std::vector<std::size_t>, std::size_t>>;
+
+std::unique_ptr<StorageGroup> make_group(const Handles& storages, std::vector<std::string> names,
+                                         std::vector<std::size_t> sizes, const Slabs& slabs) {
+    std::vector<SlabLayout> layouts;
+    layouts.reserve(slabs.size());
+    for (const auto& [first, offsets, bytes] : slabs) layouts.push_back({first, offsets, bytes});
+    return std::make_unique<StorageGroup>(storages, std::move(names), std::move(sizes),
+                                          std::move(layouts));
+}
+
+void bind_group(py::module_& module) {
+    py::class_<StorageGroup>(module, "StorageGroup", "Storages that move together, held weakly.",
+                             py::module_local())
+        .def(py::init(&make_group), py::arg("storages"), py::arg("names"), py::arg("sizes"),
+             py::arg("slabs"))
+        .def_property_readonly("alive", &StorageGroup::alive, "How many storages live.")
+        .def("hold", &StorageGroup::hold, Unlocked(), py::keep_alive<0, 1>(),
+             "Return the storages if all are here, movable and as large as they were, else None.")
+        .def("allocate", &StorageGroup::allocate, py::arg("stream_id"), py::arg("slabs"),
+             Unlocked(),
+             "Allocate memory for all storages, which are away, on PyTorch's current device and "
+             "stream. All or none.")
+        .def("announce_arrival", &StorageGroup::announce_arrival, Unlocked(),
+             "From now on an access says that the storages are being reloaded.");
+    py::class_<ResidentStorages>(module, "ResidentStorages", "Storages kept alive for a move.",
+                                 py::module_local())
+        .def_property_readonly("packed", &ResidentStorages::packed,
+                               "Whether each slab of the group is one range.")
+        .def_property_readonly("addresses", &packed_addresses<ResidentStorages>,
+                               "Device addresses, as the bytes of an array.")
+        .def("release", &release_owned, py::arg("owners"), py::arg("stream_id"),
+             "Take the memory from all storages and guard them, each keeping its owner (or the "
+             "only one) alive until it is given memory again or dies. All or none.");
 }
 
 }  // namespace
@@ -74,21 +119,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                py::module_local());
     py::class_<FreshMemory>(module, "FreshMemory", "Memory made for storages, and not yet theirs.",
                             py::module_local())
-        .def_property_readonly("addresses", &FreshMemory::addresses)
+        .def_property_readonly("addresses", &packed_addresses<FreshMemory>,
+                               "Device addresses, as the bytes of an array.")
         .def("install", &FreshMemory::install, Unlocked(),
              "Give each storage its part and lift its guard.");
 
-    module.def(
-        "release", &release_owned, py::arg("storages"), py::arg("messages"), py::arg("owners"),
-        py::arg("stream_id"),
-        "Take the memory from all storages and guard them, each keeping its owner alive until "
-        "it is given memory again or dies. All or none.");
-    module.def(
-        "allocate", &allocate, py::arg("storages"), py::arg("stream_id"), Unlocked(),
-        "Allocate memory for all storages on PyTorch's current device and stream. All or none.");
     module.def("point_at", &point_at_owned, py::arg("storages"), py::arg("addresses"),
                py::arg("owners"),
                "Point storages at memory that `owners` keep alive, and lift the guards.");
-    module.def("set_messages", &set_messages, py::arg("storages"), py::arg("messages"), Unlocked(),
-               "Change what an access to guarded storages says.");
+    bind_group(module);
 }

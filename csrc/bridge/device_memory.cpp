@@ -18,12 +18,6 @@ std::vector<StoragePtr> lock_all(const Handles& storages) {
     return locked;
 }
 
-void require_same_length(std::size_t storages, std::size_t others) {
-    if (storages == others) return;
-    throw Error("InvalidArgument", std::to_string(storages) + " storages, but " +
-                                       std::to_string(others) + " values to go with them");
-}
-
 // Tells the allocator that the stream uses the memory, so that it is not dealt out before that use.
 void record_use(const c10::DataPtr& memory, std::int64_t stream_id) {
     const c10::Device device = memory.device();
@@ -37,11 +31,12 @@ void drop_owner(void* owner) { delete static_cast<std::shared_ptr<void>*>(owner)
 std::vector<c10::DataPtr> owned_pointers(const std::vector<StoragePtr>& storages,
                                          const std::vector<std::uintptr_t>& addresses,
                                          const Owners& owners) {
-    require_same_length(storages.size(), owners.size());
+    if (owners.size() != 1) require_same_length(storages.size(), owners.size());
     std::vector<c10::DataPtr> pointers;
     pointers.reserve(storages.size());
     for (std::size_t i = 0; i < storages.size(); ++i) {
-        auto owner = std::make_unique<std::shared_ptr<void>>(owners[i]);
+        const auto& shared = owners[owners.size() == 1 ? 0 : i];
+        auto owner = std::make_unique<std::shared_ptr<void>>(shared);
         pointers.emplace_back(reinterpret_cast<void*>(addresses[i]), owner.release(), &drop_owner,
                               storages[i]->device());
     }
@@ -50,59 +45,81 @@ std::vector<c10::DataPtr> owned_pointers(const std::vector<StoragePtr>& storages
 
 }  // namespace
 
+void require_same_length(std::size_t storages, std::size_t others) {
+    if (storages == others) return;
+    throw Error("InvalidArgument", std::to_string(storages) + " storages, but " +
+                                       std::to_string(others) + " values to go with them");
+}
+
 std::vector<std::uintptr_t> FreshMemory::addresses() const {
     std::vector<std::uintptr_t> addresses;
     addresses.reserve(parts_.size());
-    for (const c10::DataPtr& part : parts_)
-        addresses.push_back(reinterpret_cast<std::uintptr_t>(part.get()));
+    for (const FreshPart& part : parts_) {
+        const c10::DataPtr& memory = part.slab ? part.slab->memory() : part.own;
+        addresses.push_back(reinterpret_cast<std::uintptr_t>(memory.get()));
+    }
     return addresses;
 }
 
-std::unique_ptr<ReleasedMemory> release(const Handles& storages, std::vector<std::string> messages,
-                                        const Owners& owners,
+void FreshMemory::install() noexcept {
+    const auto give = [](c10::StorageImpl& storage, c10::DataPtr memory) {
+        unguard(storage);
+        storage.set_data_ptr_noswap(std::move(memory));
+    };
+    for (FreshPart& part : parts_) {
+        if (!part.slab) {
+            give(*storages_[part.first], std::move(part.own));
+            continue;
+        }
+        for (std::size_t i = 0; i < part.layout->offsets.size(); ++i) {
+            give(*storages_[part.first + i], make_slice(part.slab, part.layout->offsets[i]));
+        }
+    }
+    parts_.clear();
+}
+
+std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
+                                        std::vector<std::string> messages, const Owners& owners,
                                         std::optional<std::int64_t> stream_id) {
     require_same_length(storages.size(), messages.size());
-    const auto locked = lock_all(storages);
-    auto empty = owned_pointers(locked, std::vector<std::uintptr_t>(locked.size(), 0), owners);
-    if (stream_id) {
-        for (const StoragePtr& storage : locked) record_use(data_of(*storage), *stream_id);
+    auto empty = owned_pointers(storages, std::vector<std::uintptr_t>(storages.size(), 0), owners);
+    const Slab* recorded = nullptr;  // neighbours are slices of the same one
+    for (const StoragePtr& storage : storages) {
+        const Slab* slab = slab_of(data_of(*storage));
+        if (!stream_id || (slab && slab == recorded)) continue;
+        record_use(slab ? slab->memory() : data_of(*storage), *stream_id);
+        recorded = slab;
     }
     auto memory = std::make_unique<ReleasedMemory>();
-    memory->parts.reserve(locked.size());
-    for (std::size_t i = 0; i < locked.size(); ++i) {
-        c10::StorageImpl& storage = *locked[i];
-        memory->parts.push_back(std::move(storage._mutable_data_ptr_no_checks()));
+    memory->parts.reserve(storages.size());
+    memory->slabs.reserve(storages.size());
+    for (std::size_t i = 0; i < storages.size(); ++i) {
+        c10::StorageImpl& storage = *storages[i];
+        c10::DataPtr part = std::move(storage._mutable_data_ptr_no_checks());
+        if (const Slab* slab = slab_of(part)) {
+            SlabPtr held = release_slice(std::move(part));
+            if (memory->slabs.empty() || memory->slabs.back().get() != slab) {
+                memory->slabs.push_back(std::move(held));
+            }
+        } else {
+            memory->parts.push_back(std::move(part));
+        }
         storage.set_data_ptr_noswap(std::move(empty[i]));
         guard(storage, std::move(messages[i]));
     }
     return memory;
 }
 
-std::unique_ptr<FreshMemory> allocate(const Handles& storages,
-                                      std::optional<std::int64_t> stream_id) {
-    auto locked = lock_all(storages);
-    std::vector<c10::DataPtr> parts;
-    parts.reserve(locked.size());
-    for (const StoragePtr& storage : locked) {
-        try {
-            parts.push_back(storage->allocator()->allocate(storage->nbytes()));
-        } catch (const c10::Error& error) {
-            throw Error("DeviceOutOfMemory", error.what_without_backtrace(),
-                        {{"requested", static_cast<std::int64_t>(storage->nbytes())}});
-        }
+c10::DataPtr allocate_for(c10::StorageImpl& storage, std::size_t bytes,
+                          std::optional<std::int64_t> stream_id) {
+    try {
+        c10::DataPtr memory = storage.allocator()->allocate(bytes);
+        if (stream_id) record_use(memory, *stream_id);
+        return memory;
+    } catch (const c10::Error& error) {
+        throw Error("DeviceOutOfMemory", error.what_without_backtrace(),
+                    {{"requested", static_cast<std::int64_t>(bytes)}});
     }
-    if (stream_id) {
-        for (const c10::DataPtr& part : parts) record_use(part, *stream_id);
-    }
-    return std::make_unique<FreshMemory>(std::move(locked), std::move(parts));
-}
-
-void FreshMemory::install() noexcept {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-        unguard(*storages_[i]);
-        storages_[i]->set_data_ptr_noswap(std::move(parts_[i]));
-    }
-    parts_.clear();
 }
 
 void point_at(const Handles& storages, const std::vector<std::uintptr_t>& addresses,
@@ -113,15 +130,6 @@ void point_at(const Handles& storages, const std::vector<std::uintptr_t>& addres
     for (std::size_t i = 0; i < locked.size(); ++i) {
         unguard(*locked[i]);
         locked[i]->set_data_ptr_noswap(std::move(pointers[i]));
-    }
-}
-
-void set_messages(const Handles& storages, std::vector<std::string> messages) {
-    require_same_length(storages.size(), messages.size());
-    const auto locked = lock_all(storages);
-    for (std::size_t i = 0; i < locked.size(); ++i) {
-        if (!guarded(*locked[i])) continue;
-        guard(*locked[i], std::move(messages[i]));
     }
 }
 

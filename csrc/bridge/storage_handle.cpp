@@ -1,6 +1,7 @@
 #include "storage_handle.hpp"
 
 #include "../native/error.hpp"
+#include "slab.hpp"
 #include "storage_access.hpp"
 
 namespace pinferry::bridge {
@@ -27,18 +28,18 @@ std::uintptr_t StorageHandle::address() const {
 
 bool StorageHandle::guarded() const { return bridge::guarded(*lock()); }
 
-std::string StorageHandle::refusal() const {
-    const StoragePtr storage = lock();
-    if (storage->sym_nbytes().is_heap_allocated()) return "its size is symbolic";
-    if (storage->nbytes() > 0 && !data_of(*storage).get() && !bridge::guarded(*storage)) {
+const char* refusal_of(c10::StorageImpl& storage) {
+    if (storage.sym_nbytes().is_heap_allocated()) return "its size is symbolic";
+    const c10::DataPtr& memory = data_of(storage);
+    if (storage.nbytes() > 0 && !memory.get() && !bridge::guarded(storage)) {
         return "it has no memory (a wrapper, fake or meta tensor)";
     }
-    if (storage->received_cuda()) return "it was received from another process";
-    c10::Allocator* allocator = storage->allocator();
+    if (storage.received_cuda()) return "it was received from another process";
+    c10::Allocator* allocator = storage.allocator();
     if (!allocator)
         return "it has no allocator (made from foreign memory, DLPack, NumPy or a mapped file)";
     const c10::DeleterFnPtr deleter = allocator->raw_deleter();
-    if (storage->nbytes() > 0 && deleter && data_of(*storage).get_deleter() != deleter) {
+    if (storage.nbytes() > 0 && deleter && memory.get_deleter() != deleter && !slab_of(memory)) {
         return "its memory did not come from its own allocator (shared, mapped or copy-on-write "
                "memory)";
     }

@@ -1,6 +1,10 @@
 #include <pybind11/stl.h>
 
+#include <cstring>
+#include <string_view>
+
 #include "bindings.hpp"
+#include "copy_list.hpp"
 #include "error.hpp"
 #include "seconds.hpp"
 #include "transfer.hpp"
@@ -11,6 +15,26 @@ namespace pinferry {
 namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Placements =
+    std::vector<std::tuple<Blocks, std::vector<std::size_t>, std::vector<std::size_t>>>;
+
+CopyList make_list(const Placements& placements) {
+    std::vector<Placement> made;
+    made.reserve(placements.size());
+    for (const auto& [blocks, offsets, sizes] : placements)
+        made.push_back({blocks, offsets, sizes});
+    return CopyList(made);
+}
+
+Ticket submit_list(const std::shared_ptr<Device>& device, Direction direction, const CopyList& list,
+                   const py::bytes& addresses, const std::vector<StreamHandle>& streams,
+                   const std::vector<Ticket>& after) {
+    const std::string_view packed = addresses;
+    std::vector<Address> unpacked(packed.size() / sizeof(Address));
+    std::memcpy(unpacked.data(), packed.data(), unpacked.size() * sizeof(Address));
+    const py::gil_scoped_release unlocked;
+    return submit_batch(device, direction, list.batch(unpacked), streams, after);
+}
 
 bool is_over(const Ticket& ticket) {
     try {
@@ -73,12 +97,22 @@ void bind_transfer(py::module_& module) {
              py::arg("block").none(false), py::arg("address"))
         .def_readonly("nbytes", &Piece::bytes);
 
+    py::class_<CopyList>(module, "CopyList",
+                         "Where the bytes of storages lie in blocks, worked out once.")
+        .def(py::init(&make_list), py::arg("placements"))
+        .def_property_readonly("storages", &CopyList::storages)
+        .def_property_readonly("nbytes", &CopyList::bytes);
+
     module.def("submit", &submit, py::kw_only(), py::arg("device").none(false),
                py::arg("direction"), py::arg("pieces"), py::arg("streams"),
                py::arg("after") = std::vector<Ticket>{}, Unlocked(),
                "Queue copies behind all work queued so far on `streams` and behind the batches of "
                "`after`. "
                "Does not block the host.");
+    module.def("submit_list", &submit_list, py::kw_only(), py::arg("device").none(false),
+               py::arg("direction"), py::arg("copies"), py::arg("addresses"), py::arg("streams"),
+               py::arg("after") = std::vector<Ticket>{},
+               "As submit, for storages whose device addresses are the bytes of an array.");
 }
 
 }  // namespace pinferry

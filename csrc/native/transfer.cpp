@@ -8,35 +8,45 @@ namespace pinferry {
 namespace {
 
 // Each distinct event once: a batch shares one among all its blocks.
-Events distinct_uses(const std::vector<Piece>& pieces) {
+Events distinct_uses(const Blocks& blocks) {
     Events uses;
     std::unordered_set<const Event*> seen;
-    for (const Piece& piece : pieces) {
-        for (auto& use : piece.block->pending_uses()) {
+    for (const auto& block : blocks) {
+        for (auto& use : block->pending_uses()) {
             if (seen.insert(use.get()).second) uses.push_back(std::move(use));
         }
     }
     return uses;
 }
 
-Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction,
-                    const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
-                    const std::vector<Ticket>& after) {
+Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction, const Batch& batch,
+                    const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after) {
     const StreamHandle copy_stream = device->copy_stream(direction);
     for (const StreamHandle stream : streams)
         device->wait(copy_stream, *device->record(stream, false));
-    for (const Ticket& batch : after) batch.wait(copy_stream);
-    for (const auto& use : distinct_uses(pieces)) device->wait(copy_stream, *use);
+    for (const Ticket& earlier : after) earlier.wait(copy_stream);
+    for (const auto& use : distinct_uses(batch.blocks)) device->wait(copy_stream, *use);
     auto start = device->record(copy_stream, true);
     std::size_t bytes = 0;
-    for (const Piece& piece : pieces) {
-        device->copy(direction, piece.block->data(), piece.device, piece.bytes);
-        bytes += piece.bytes;
+    for (const CopyRange& range : batch.ranges) {
+        device->copy(direction, range.host, range.device, range.bytes);
+        bytes += range.bytes;
     }
     auto end = device->record(copy_stream, true);
-    for (const Piece& piece : pieces) piece.block->add_use(end);
+    for (const auto& block : batch.blocks) block->add_use(end);
     device->note_copies(direction, end);
     return Ticket(device, std::move(start), std::move(end), bytes);
+}
+
+Batch batch_of(const std::vector<Piece>& pieces) {
+    Batch batch;
+    batch.ranges.reserve(pieces.size());
+    batch.blocks.reserve(pieces.size());
+    for (const Piece& piece : pieces) {
+        batch.ranges.push_back({piece.block->data(), piece.device, piece.bytes});
+        batch.blocks.push_back(piece.block);
+    }
+    return batch;
 }
 
 }  // namespace
@@ -73,15 +83,20 @@ std::optional<std::pair<double, double>> Ticket::span_ms(const Mark& base) const
 Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
               const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
               const std::vector<Ticket>& after) {
+    return submit_batch(device, direction, batch_of(pieces), streams, after);
+}
+
+Ticket submit_batch(const std::shared_ptr<Device>& device, Direction direction, const Batch& batch,
+                    const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after) {
     device->process().require_same_process("this transfer engine");
-    if (pieces.empty()) return Ticket();
-    for (const Piece& piece : pieces) {
-        if (piece.block->arena()->device() == device) continue;
+    if (batch.ranges.empty()) return Ticket();
+    for (const auto& block : batch.blocks) {
+        if (block->arena()->device() == device) continue;
         throw Error("WrongDevice",
                     "a block belongs to an arena of another device; make one for this device");
     }
     try {
-        return queue_copies(device, direction, pieces, streams, after);
+        return queue_copies(device, direction, batch, streams, after);
     } catch (...) {
         device->drain();
         throw;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "arena.hpp"
+#include "copy_ranges.hpp"
 #include "device.hpp"
 #include "mark.hpp"
 
@@ -16,6 +17,12 @@ struct Piece {
     std::shared_ptr<Block> block;
     Address device = 0;
     std::size_t bytes = 0;
+};
+
+// What is copied by one call: ranges, and the blocks that they lie in, each once.
+struct Batch {
+    std::vector<CopyRange> ranges;
+    Blocks blocks;
 };
 
 // What was submitted: one batch of copies in one direction. Copyable state is shared, so dropping a
@@ -58,6 +65,11 @@ class Ticket {
 //  - earlier copies that touched the same host blocks, whatever their direction.
 // Never blocks the host, except when it fails: then it waits until no queued copy runs any more and
 // throws Error; nothing but the contents of the target is changed.
+Ticket submit_batch(const std::shared_ptr<Device>& device, Direction direction, const Batch& batch,
+                    const std::vector<StreamHandle>& streams,
+                    const std::vector<Ticket>& after = {});
+
+// The same for whole blocks, each with one place on the device.
 Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
               const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
               const std::vector<Ticket>& after = {});

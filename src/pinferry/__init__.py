@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StateSet,
         discover,
     )
-    from pinferry.transfer import Ticket, TransferEngine, TransferPlan
+    from pinferry.transfer import Release, Ticket, TransferEngine, TransferPlan
 
 __all__ = [
     "ArenaStats",
@@ -29,6 +29,7 @@ __all__ = [
     "PinnedArena",
     "PinnedBlock",
     "ReclaimReport",
+    "Release",
     "StateEntry",
     "StateOffloader",
     "StateSet",
@@ -42,7 +43,7 @@ __all__ = [
 _ROOMS = {
     "errors": ("PinferryError",),
     "pool": ("ArenaStats", "PinnedArena", "PinnedBlock", "default_device"),
-    "transfer": ("Ticket", "TransferEngine", "TransferPlan"),
+    "transfer": ("Release", "Ticket", "TransferEngine", "TransferPlan"),
     "states": (
         "Category",
         "ReclaimReport",

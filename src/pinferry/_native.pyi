@@ -170,6 +170,24 @@ class Piece:
     @property
     def nbytes(self) -> int: ...
 
+class CopyList:
+    def __init__(
+        self, placements: Sequence[tuple[Sequence[Block], Sequence[int], Sequence[int]]]
+    ) -> None: ...
+    @property
+    def storages(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def submit_list(
+    *,
+    device: Device,
+    direction: Direction,
+    copies: CopyList,
+    addresses: bytes,
+    streams: Sequence[int],
+    after: Sequence[Ticket] = ...,
+) -> Ticket: ...
 def submit(
     *,
     device: Device,

@@ -83,7 +83,8 @@ def doctor(
 @app.command()
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="'pinning', 'large', 'arena'; default: all.")
+        list[str] | None,
+        typer.Argument(help="'pinning', 'large', 'transfer', 'arena'; default: all."),
     ] = None,
     device: _Device = "auto",
     size: Annotated[

@@ -37,7 +37,7 @@ def status_of_child(body: Callable[[], None]) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)  # threads run; that is the point
         pid = os.fork()
     if pid == 0:
-        signal.alarm(5)
+        signal.alarm(60)  # only a hang takes so long; a full collection may take seconds
         try:
             body()
         except BaseException:  # noqa: BLE001

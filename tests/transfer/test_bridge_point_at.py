@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 import weakref
 
 import pytest
@@ -112,22 +113,29 @@ def test_lists_of_different_length_change_nothing() -> None:
     for addresses, owners in (([], [x]), ([address], []), ([address] * 2, [x] * 2)):
         with pytest.raises(InvalidArgument):
             bridge.point_at([handle], addresses, owners)
-    with pytest.raises(InvalidArgument):
-        bridge.release([handle], [], [], None)
-    with pytest.raises(InvalidArgument):
-        bridge.set_messages([handle], ["a", "b"])
+    for names, sizes in ((["x", "y"], [32]), (["x"], []), ([], [32])):
+        with pytest.raises(InvalidArgument):
+            bridge.StorageGroup([handle], names, sizes, [])
+    held = bridge.StorageGroup([handle], ["x"], [32], []).hold()
+    for owners in ([], [x, x]):
+        with pytest.raises(InvalidArgument):
+            held.release(owners, None)
     assert x.data_ptr() == address
     assert x.sum() == 8
 
 
 def test_memory_that_was_made_and_not_installed_goes_back() -> None:
     x = torch.ones(8)
-    address = x.data_ptr()
     bridge = load_bridge()
     handle = bridge.StorageHandle(x.untyped_storage()._cdata)
-    fresh = bridge.allocate([handle], None)
-    assert fresh.addresses != [address]
+    group = bridge.StorageGroup([handle], ["x"], [32], [])
+    with pytest.raises(NotOffloaded, match="x was given other memory"):
+        group.allocate(None, slabs=True)
+    released = group.hold().release([None], None)
+    fresh = group.allocate(None, slabs=True)
+    [address] = struct.unpack("N", fresh.addresses)
+    assert handle.address == 0
+    fresh.install()
+    fresh.install()
     assert x.data_ptr() == address
-    fresh.install()
-    fresh.install()
-    assert x.data_ptr() != address
+    del released

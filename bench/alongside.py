@@ -1,0 +1,99 @@
+"""What a bulk offload does to the work beside it. GPUs only: on the CPU copies are that work."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from pinferry.bench.results import Case
+from pinferry.bench.timing import synchronize
+from pinferry.pool import PinnedArena
+from pinferry.transfer import TransferEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["measure_alongside"]
+
+_TENSORS = 5
+_ORDER = 8192
+_URGENT_BYTES = 2**20
+
+
+def measure_alongside(
+    device: torch.device, nbytes: int, repeats: int
+) -> Iterator[tuple[str, Case]]:
+    """Time matrix products, and a small reload, during an offload of `nbytes`."""
+    if device.type != "cuda":
+        return
+    size = nbytes // _TENSORS
+    bulk = {
+        f"bulk[{i}]": torch.empty(size, dtype=torch.uint8, device=device).random_()
+        for i in range(_TENSORS)
+    }
+    urgent = {"urgent": torch.zeros(_URGENT_BYTES, dtype=torch.uint8, device=device)}
+    with (
+        PinnedArena(size * _TENSORS + 2 * _URGENT_BYTES, device=device) as arena,
+        TransferEngine(arena) as engine,
+        engine.plan(bulk) as plan,
+        engine.plan(urgent) as small,
+    ):
+        plan.offload()
+        plan.reload()
+        yield "interference", _interference(device, repeats, plan.offload, plan.reload)
+        milliseconds: list[float] = []
+        for _ in range(repeats):
+            small.offload().synchronize()
+            synchronize(device)
+            ticket = plan.offload()
+            start = time.perf_counter()
+            small.reload().synchronize()
+            milliseconds.append((time.perf_counter() - start) * 1e3)
+            if ticket.done():
+                raise AssertionError("the bulk offload had ended before the urgent reload")
+            plan.reload()
+            synchronize(device)
+        spread = min(milliseconds), max(milliseconds)
+        limit = f"1 ms, for a reload of {_URGENT_BYTES} bytes during an offload of {nbytes}"
+        yield "urgent_ms", Case(statistics.median(milliseconds), 1.0, "ms", limit, spread)
+
+
+def _interference(
+    device: torch.device,
+    repeats: int,
+    offload: Callable[[], object],
+    reload: Callable[[], object],
+) -> Case:
+    a = torch.randn(_ORDER, _ORDER, dtype=torch.bfloat16, device=device)
+    b = torch.empty_like(a)
+
+    def products(count: int) -> float:
+        """Return the milliseconds of so many products, by events."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(count):
+            torch.mm(a, a, out=b)
+        end.record()
+        end.synchronize()
+        elapsed: float = start.elapsed_time(end)
+        return elapsed
+
+    products(20)
+    each = products(50) / 50
+    count = max(10, round(100.0 / each))  # a tenth of a second: less than the offload takes
+    alone: list[float] = []
+    beside: list[float] = []
+    for _ in range(repeats):
+        synchronize(device)
+        alone.append(products(count))
+        offload()
+        beside.append(products(count))
+        reload()
+        synchronize(device)
+    what = f"{count} products of {_ORDER} x {_ORDER} bf16 matrices with nothing beside them"
+    return Case(
+        statistics.median(beside), statistics.median(alone), "ms", what, (min(beside), max(beside))
+    )

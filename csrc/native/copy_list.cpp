@@ -1,0 +1,62 @@
+#include "copy_list.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "error.hpp"
+
+namespace pinferry {
+
+CopyList::CopyList(const std::vector<Placement>& placements) {
+    for (const Placement& placement : placements) {
+        if (placement.offsets.size() != placement.sizes.size()) {
+            throw Error("InvalidArgument",
+                        "a placement has " + std::to_string(placement.offsets.size()) +
+                            " offsets and " + std::to_string(placement.sizes.size()) + " sizes");
+        }
+        blocks_.insert(blocks_.end(), placement.blocks.begin(), placement.blocks.end());
+        for (std::size_t i = 0; i < placement.sizes.size(); ++i) {
+            add_storage(placement.blocks, placement.offsets[i], placement.sizes[i]);
+        }
+    }
+}
+
+void CopyList::add_storage(const Blocks& blocks, std::size_t offset, std::size_t size) {
+    std::size_t done = 0;
+    std::size_t skip = offset;
+    for (const auto& block : blocks) {
+        const std::size_t there = block->bytes();
+        if (skip >= there) {
+            skip -= there;
+            continue;
+        }
+        if (done == size) break;
+        const std::size_t bytes = std::min(size - done, there - skip);
+        parts_.push_back({block->data() + skip, storages_, done, bytes});
+        done += bytes;
+        skip = 0;
+    }
+    if (done != size) {
+        throw Error("InvalidArgument", "a storage of " + std::to_string(size) +
+                                           " bytes at offset " + std::to_string(offset) +
+                                           " ends beyond its blocks");
+    }
+    ++storages_;
+    bytes_ += size;
+}
+
+Batch CopyList::batch(const std::vector<Address>& addresses) const {
+    if (addresses.size() != storages_) {
+        throw Error("InvalidArgument", std::to_string(storages_) + " storages, but " +
+                                           std::to_string(addresses.size()) +
+                                           " addresses to go with them");
+    }
+    Batch batch{{}, blocks_};
+    batch.ranges.reserve(parts_.size());
+    for (const Part& part : parts_) {
+        batch.ranges.push_back({part.host, addresses[part.storage] + part.offset, part.bytes});
+    }
+    return batch;
+}
+
+}  // namespace pinferry

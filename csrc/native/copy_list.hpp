@@ -1,0 +1,46 @@
+#pragma once
+
+#include <vector>
+
+#include "transfer.hpp"
+
+namespace pinferry {
+
+// Storages that lie one after the other in some blocks: storage i at `offsets[i]` of what the
+// blocks are together, `sizes[i]` bytes long.
+struct Placement {
+    Blocks blocks;
+    std::vector<std::size_t> offsets;
+    std::vector<std::size_t> sizes;
+};
+
+// Where the bytes of storages lie in the arena, worked out once for many moves.
+class CopyList {
+  public:
+    // Throws Error("InvalidArgument") unless every storage lies within its blocks.
+    explicit CopyList(const std::vector<Placement>& placements);
+
+    std::size_t storages() const noexcept { return storages_; }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+    // The copies that connect each storage with its device address. Throws
+    // Error("InvalidArgument") unless there are as many addresses as storages.
+    Batch batch(const std::vector<Address>& addresses) const;
+
+  private:
+    struct Part {
+        std::byte* host;
+        std::size_t storage;
+        std::size_t offset;  // in the storage
+        std::size_t bytes;
+    };
+
+    void add_storage(const Blocks& blocks, std::size_t offset, std::size_t size);
+
+    Blocks blocks_;  // each once
+    std::vector<Part> parts_;
+    std::size_t storages_ = 0;
+    std::size_t bytes_ = 0;
+};
+
+}  // namespace pinferry

@@ -1,0 +1,83 @@
+"""Storages that move in one batch, and where their bytes lie on the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pinferry import _native
+from pinferry.errors import StorageChanged
+from pinferry.transfer.bridge import load_bridge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pinferry._torch import ResidentStorages, StorageGroup
+    from pinferry.transfer.layout import Place
+    from pinferry.transfer.parked import ParkedStorage
+
+__all__ = ["Cargo"]
+
+
+class Cargo:
+    """What the two moves need, worked out once: nothing here is done storage by storage again.
+
+    Parameters
+    ----------
+    places
+        Where the storages lie. Those that share a place share a slab of device memory after a
+        reload, and then move as one range.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        members = [member for place in places for member in place.members]
+        slabs: list[tuple[int, list[int], int]] = []
+        first = 0
+        for place in places:
+            if place.shared:
+                slabs.append((first, list(place.offsets), place.nbytes))
+            first += len(place.members)
+        self.keys = frozenset(member.handle.key for member in members)
+        self.names = tuple(member.name for member in members)
+        self.nbytes = sum(member.nbytes for member in members)
+        self.group: StorageGroup = load_bridge().StorageGroup(
+            [member.handle for member in members],
+            [member.name for member in members],
+            [member.nbytes for member in members],
+            slabs,
+        )
+        self._loose = _native.CopyList(
+            [
+                (place.blocks, place.offsets, [member.nbytes for member in place.members])
+                for place in places
+            ]
+        )
+        self._packed = self._loose
+        if slabs:
+            self._packed = _native.CopyList(
+                [(place.blocks, [0], [place.nbytes]) for place in places]
+            )
+        self.has_slabs = bool(slabs)
+
+    @classmethod
+    def of(cls, parked: Sequence[ParkedStorage]) -> Cargo:
+        """Return storages that each have a room of their own."""
+        return cls([each.place() for each in parked])
+
+    def hold(self) -> ResidentStorages | None:
+        """Return the storages, kept alive, if all of them are here and as they were; else None."""
+        held: ResidentStorages | None = self.group.hold()
+        return held
+
+    def require_held(self) -> ResidentStorages:
+        """Return the storages as `hold` does, or raise `StorageChanged`."""
+        held = self.hold()
+        if held is None:
+            raise StorageChanged(
+                "a storage was freed, resized or offloaded by another thread while it was being "
+                "moved; nothing was moved"
+            )
+        return held
+
+    def copies(self, *, packed: bool) -> _native.CopyList:
+        """Return where the bytes go, for addresses of slabs (`packed`) or of every storage."""
+        return self._packed if packed else self._loose

@@ -1,0 +1,113 @@
+"""Which storages of a plan lie side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from pinferry import _native
+    from pinferry._torch import StorageHandle
+
+__all__ = ["Member", "Place", "laid_anew", "lay_out"]
+
+# Of the device allocator too: each slice of a slab begins as a block of its own would.
+_ALIGNMENT = 512
+# What is larger reaches the link's speed alone, and would keep a slab alive for long.
+_LARGEST_MEMBER = 16 * 2**20
+# Enough for the link's speed, and not so much that the device allocator finds no such block.
+_LARGEST_SLAB = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A storage of a plan, held weakly, and its size when the plan was laid out."""
+
+    name: str
+    handle: StorageHandle
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Storages one after the other, and the blocks that hold them.
+
+    `shared` ones lie in one slab of device memory after a reload.
+    """
+
+    members: tuple[Member, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+    shared: bool
+    blocks: list[_native.Block] = field(default_factory=list)
+
+    @property
+    def resized(self) -> bool:
+        """Whether one of the storages has another size than it was given room for."""
+        return any(member.handle.nbytes != member.nbytes for member in self.members)
+
+    def alive(self) -> Place | None:
+        """Return the place without what has died; None if nothing is left."""
+        kept = [
+            (member, offset)
+            for member, offset in zip(self.members, self.offsets, strict=True)
+            if member.handle.alive
+        ]
+        if len(kept) == len(self.members):
+            return self
+        if not kept:
+            return None
+        members, offsets = zip(*kept, strict=True)
+        return replace(self, members=members, offsets=offsets)
+
+
+def lay_out(members: Iterable[Member], compact: Collection[str] | bool) -> list[Place]:
+    """Return the places of storages: small ones that `compact` allows side by side.
+
+    Parameters
+    ----------
+    members
+        The storages.
+    compact
+        Names of those that may share a slab; True for all, False for none.
+    """
+    places: list[Place] = []
+    gathered: list[Member] = []
+    room = 0
+    for member in members:
+        wanted = compact if isinstance(compact, bool) else member.name in compact
+        if not wanted or member.nbytes > _LARGEST_MEMBER:
+            places.append(Place((member,), (0,), member.nbytes, shared=False))
+            continue
+        if room + _rounded(member.nbytes) > _LARGEST_SLAB:
+            places.append(_side_by_side(gathered))
+            gathered, room = [], 0
+        gathered.append(member)
+        room += _rounded(member.nbytes)
+    if gathered:
+        places.append(_side_by_side(gathered))
+    return places
+
+
+def laid_anew(place: Place) -> Place:
+    """Return the place as it must be for the sizes of today, without blocks."""
+    members = [replace(member, nbytes=member.handle.nbytes) for member in place.members]
+    if place.shared:
+        return _side_by_side(members)
+    [member] = members
+    return Place((member,), (0,), member.nbytes, shared=False)
+
+
+def _side_by_side(members: Sequence[Member]) -> Place:
+    offsets: list[int] = []
+    end = 0
+    for member in members:
+        offsets.append(end)
+        end += _rounded(member.nbytes)
+    return Place(tuple(members), tuple(offsets), end, shared=True)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
