@@ -35,7 +35,10 @@ def test_some_modules_have_examples_at_all() -> None:
     assert len(found) >= 5
 
 
-def test_the_examples_of_the_readme_run_one_after_the_other() -> None:
+def test_the_examples_of_the_readme_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) >= 2
     names: dict[str, object] = {}
@@ -56,7 +59,7 @@ def test_every_public_name_can_be_imported() -> None:
 
 def test_every_room_is_linked_into_the_package() -> None:
     package = ROOT / "src" / "pinferry"
-    for room in ("bench", "csrc", "demo", "doctor", "pool", "states", "transfer"):
+    for room in ("bench", "csrc", "demo", "doctor", "pool", "states", "traces", "transfer"):
         assert (package / room).resolve() == ROOT / room
 
 

@@ -8,11 +8,13 @@ from pinferry.transfer.release import Release
 from pinferry.transfer.storages import inner_tensors, named_storages, storage_key, storage_of
 from pinferry.transfer.swap import SwapTicket
 from pinferry.transfer.ticket import Ticket
+from pinferry.transfer.trace import Trace
 
 __all__ = [
     "Release",
     "SwapTicket",
     "Ticket",
+    "Trace",
     "TransferEngine",
     "TransferPlan",
     "inner_tensors",

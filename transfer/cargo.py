@@ -38,6 +38,7 @@ class Cargo:
                 slabs.append((first, list(place.offsets), place.nbytes))
             first += len(place.members)
         self.keys = frozenset(member.handle.key for member in members)
+        self.names = tuple(member.name for member in members)
         self.nbytes = sum(member.nbytes for member in members)
         self.group: StorageGroup = load_bridge().StorageGroup(
             [member.handle for member in members],

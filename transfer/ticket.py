@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
 from pinferry.errors import TransferTimeout
+from pinferry.transfer.awaiting import until_done
 from pinferry.transfer.streams import current_stream, stream_handle
+from pinferry.transfer.watcher import WATCHER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from pinferry import _native
+    from pinferry.errors import PinferryError
 
 __all__ = ["Ticket"]
+
+_log = logging.getLogger("pinferry")
 
 
 class Ticket:
     """One submitted batch of copies.
 
-    Dropping a ticket harms nothing: the copies go on, and what they touch is kept for them.
+    Dropping a ticket harms nothing: the copies go on, and what they touch is kept for them. In an
+    asyncio program, ``await ticket`` is `synchronize` that lets other tasks run meanwhile.
 
     Parameters
     ----------
@@ -104,6 +111,50 @@ class Ticket:
             )
         self._arrive()
         self.done()
+
+    def add_done_callback(self, callback: Callable[[Ticket], object]) -> None:
+        """Call `callback` with this ticket once every copy has ended.
+
+        As `concurrent.futures` does: at once in the calling thread if they have ended, else in a
+        thread of pinferry's own, in the order of registration. It may call anything, but while it
+        runs no other callback does. What it raises is logged by the logger ``pinferry`` and stops
+        nobody. It does not count as waiting: a deferred reload stays guarded until `wait` is called
+        for the stream that reads it.
+
+        It is never called if the copies never end, if their device fails (which is logged), or if
+        the interpreter ends before they do. Does not block.
+
+        Raises
+        ------
+        ForkedProcess, DriverCallFailed
+            If the copies can never end: they are the parent process's, or their device has failed.
+        """
+        if self.done():
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 -- as promised, whatever it is
+                _log.exception("a callback of %r failed", self)
+            return
+
+        def told(error: PinferryError | None) -> None:
+            if error is not None:
+                _log.error(
+                    "a callback of a ticket is dropped, because its copies failed: %s", error
+                )
+                return
+            self.done()
+            callback(self)
+
+        WATCHER.watch(self._native, told)
+
+    def __await__(self) -> Generator[object, None, None]:
+        """Give control back to the asyncio event loop until every copy has ended.
+
+        Then do what `synchronize` does: a deferred reload arrives, in the event loop's thread.
+        Any number of tasks may wait, and cancelling one harms neither the copies nor the others.
+        """
+        yield from until_done(self._native).__await__()
+        self.synchronize()
 
     def _arrive(self) -> None:
         # The lock is held: who waits second must not return before the first one's call has.

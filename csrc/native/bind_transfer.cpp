@@ -5,6 +5,7 @@
 
 #include "bindings.hpp"
 #include "copy_list.hpp"
+#include "error.hpp"
 #include "seconds.hpp"
 #include "transfer.hpp"
 
@@ -35,9 +36,41 @@ Ticket submit_list(const std::shared_ptr<Device>& device, Direction direction, c
     return submit_batch(device, direction, list.batch(unpacked), streams, after);
 }
 
+bool is_over(const Ticket& ticket) {
+    try {
+        return ticket.synchronize(std::chrono::nanoseconds(0));
+    } catch (const Error&) {
+        return true;
+    }
+}
+
+std::vector<bool> which_are_over(const std::vector<Ticket>& tickets) {
+    std::vector<bool> over;
+    over.reserve(tickets.size());
+    for (const Ticket& ticket : tickets) over.push_back(is_over(ticket));
+    return over;
+}
+
 }  // namespace
 
 void bind_transfer(py::module_& module) {
+    py::class_<Mark>(module, "Mark", "A moment on a device's own clock.")
+        .def(
+            "synchronize",
+            [](const Mark& mark, std::optional<double> timeout) {
+                return mark.synchronize(timeout_from_seconds(timeout));
+            },
+            py::arg("timeout"), Unlocked());
+
+    module.def(
+        "mark",
+        [](std::shared_ptr<Device> device, StreamHandle stream) {
+            return Mark(std::move(device), stream);
+        },
+        py::arg("device").none(false), py::arg("stream"), Unlocked(),
+        "Note the moment when all work queued so far on `stream` has run. Does not block the "
+        "host.");
+
     py::class_<Ticket>(module, "Ticket", "One submitted batch of copies.")
         .def(py::init<>())
         .def("done", &Ticket::done)
@@ -49,7 +82,12 @@ void bind_transfer(py::module_& module) {
             },
             py::arg("timeout"), Unlocked())
         .def_property_readonly("elapsed_ms", &Ticket::elapsed_ms)
+        .def("span_ms", &Ticket::span_ms, py::arg("base"))
         .def_property_readonly("nbytes", &Ticket::bytes);
+
+    module.def("over", &which_are_over, py::arg("tickets"), Unlocked(),
+               "Tell which tickets are done, or never will be: synchronize raises what is wrong. "
+               "Gives Python's lock up once for all of them. Does not block.");
 
     py::class_<Piece>(module, "Piece", "A block and the address of its bytes on the device.")
         .def(py::init([](std::shared_ptr<Block> block, Address address) {

@@ -63,6 +63,19 @@ std::optional<double> Ticket::elapsed_ms() const {
     return device_->elapsed_ms(*start_, *end_);
 }
 
+std::optional<std::pair<double, double>> Ticket::span_ms(const Mark& base) const {
+    if (!end_) return std::nullopt;
+    if (base.device() != device_) {
+        throw Error("WrongDevice",
+                    "a mark of another device says nothing about this ticket; make one on the "
+                    "device that copied");
+    }
+    if (!base.event().complete() || !end_->complete()) return std::nullopt;
+    const double start = device_->elapsed_ms(base.event(), *start_);
+    // The length by itself: a difference of two large times would lose most of its digits.
+    return std::pair(start, start + device_->elapsed_ms(*start_, *end_));
+}
+
 Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
               const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
               const std::vector<Ticket>& after) {

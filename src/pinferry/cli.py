@@ -1,4 +1,4 @@
-"""The command line: ``pinferry demo``, ``pinferry doctor``, ``pinferry bench``."""
+"""The command line: ``pinferry`` with ``demo``, ``doctor``, ``bench`` or ``trace``."""
 
 from __future__ import annotations
 
@@ -100,6 +100,20 @@ def bench(
     from pinferry.bench import run_benchmarks
 
     run_benchmarks(names or [], device=device, size=size, repeats=repeats, json=json)
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="What engine.trace() wrote.")],
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="PNG", help="Draw lanes over time; needs pinferry[bench]."),
+    ] = None,
+) -> None:
+    """Summarize a trace of transfers: bytes, rates, overlap, waiting."""
+    from pinferry.traces import main as run
+
+    raise typer.Exit(run(file, plot=plot))
 
 
 def _count(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import mmap
@@ -10,6 +11,7 @@ import signal
 import threading
 import traceback
 import warnings
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,7 @@ from pinferry import _native
 from pinferry._native import Direction
 from pinferry.errors import ForkedProcess
 from pinferry.pool import PinnedArena, PinnedBlock
+from pinferry.transfer import Ticket
 from tests.workbench import LATE, MIB, content
 
 if TYPE_CHECKING:
@@ -272,6 +275,34 @@ def test_a_child_s_own_threads_and_arenas_are_safe_from_those_it_inherited(
 
     status = status_of_child(body)
     flight.land()
+    assert status == 0
+
+
+def test_a_child_calls_no_callback_of_its_parent_s(
+    make_device: Callable[[], _native.Device],
+) -> None:
+    flight = Flight(make_device())
+    ticket = Ticket(flight.ticket, flight.device)
+    calls: SimpleQueue[int] = SimpleQueue()
+    ticket.add_done_callback(lambda _: calls.put(os.getpid()))
+
+    def body() -> None:
+        with pytest.raises(ForkedProcess, match="parent process"):
+            ticket.add_done_callback(print)
+        with pytest.raises(ForkedProcess, match="parent process"):
+            asyncio.run(asyncio.wait_for(ticket, LATE))
+        # The child's own copies end after the parent's would have been seen to.
+        own = Flight(make_device())
+        own_ended: SimpleQueue[int] = SimpleQueue()
+        own_ticket = Ticket(own.ticket, own.device)
+        own_ticket.add_done_callback(lambda _: own_ended.put(os.getpid()))
+        own.land()
+        assert own_ended.get(timeout=3) == os.getpid()
+        assert calls.empty()
+
+    status = status_of_child(body)
+    flight.land()
+    assert calls.get(timeout=LATE) == os.getpid()
     assert status == 0
 
 

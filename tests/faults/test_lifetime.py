@@ -42,7 +42,7 @@ devices = pytest.mark.parametrize(
 directions = pytest.mark.parametrize("direction", ["TO_HOST", "TO_DEVICE"])
 
 
-def run(script: str, kind: str, fake_driver_library: Path) -> None:
+def run(script: str, kind: str, fake_driver_library: Path, *, within_s: float = 8) -> None:
     """Run `script` in an interpreter of its own, which must end well and soon."""
     try:
         done = subprocess.run(
@@ -51,7 +51,7 @@ def run(script: str, kind: str, fake_driver_library: Path) -> None:
             env={"PYTHONPATH": str(SOURCES)},
             capture_output=True,
             text=True,
-            timeout=8,
+            timeout=within_s,
             check=False,
         )
     except subprocess.TimeoutExpired as hung:
@@ -76,6 +76,29 @@ objects = [globals().pop(name) for name in reversed({order.split()})]
 print("end of script", flush=True)
 """
     run(script, kind, fake_driver_library)
+
+
+@devices
+@pytest.mark.parametrize("busy", [False, True], ids=["waiting", "calling"])
+def test_an_interpreter_exits_with_callbacks_to_come(
+    fake_driver_library: Path, kind: str, busy: bool
+) -> None:
+    """One that is called when the interpreter ends is waited for a moment, not for ever."""
+    script = f"""
+import threading
+from pinferry import Ticket
+called = threading.Event()
+def stay(_):
+    called.set()
+    threading.Event().wait()
+stream.hold()
+Ticket(submit(_native.Direction.TO_HOST), device).add_done_callback(stay)
+if {busy}:
+    stream.release()
+    called.wait()
+print("end of script", flush=True)
+"""
+    run(script, kind, fake_driver_library, within_s=60)  # PyTorch comes and goes with it
 
 
 @devices
