@@ -10,7 +10,14 @@ from pinferry.doctor.findings import Finding, Status, describe_exception
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NativeModule", "check_arenas", "check_bridge", "check_native", "load_native"]
+__all__ = [
+    "NativeModule",
+    "check_arenas",
+    "check_bridge",
+    "check_copies",
+    "check_native",
+    "load_native",
+]
 
 _TRIAL_BYTES = 4 * 2**20
 
@@ -70,6 +77,22 @@ def check_arenas() -> Iterator[Finding]:
     count = load_native().device_count()
     for device in [f"cuda:{index}" for index in range(count)] or ["cpu"]:
         yield _try_arena(device)
+
+
+def check_copies() -> Iterator[Finding]:
+    """Say how each GPU copies many small tensors, and why not by the kernel."""
+    for index in range(load_native().device_count()):
+        from pinferry.transfer.kernels import copies_status
+
+        status, finding = copies_status(f"cuda:{index}")
+        yield Finding(
+            f"small copies on cuda:{index}",
+            Status(status),
+            finding,
+            ""
+            if Status(status) is Status.OK
+            else "Thousands of small tensors move faster by a kernel, compiled by CuPy.",
+        )
 
 
 def _try_arena(device: str) -> Finding:

@@ -18,7 +18,7 @@ from pinferry.doctor.host import (
     check_platform,
     check_processors,
 )
-from pinferry.doctor.native import check_arenas, check_bridge, check_native
+from pinferry.doctor.native import check_arenas, check_bridge, check_copies, check_native
 from pinferry.doctor.python_stack import check_cupy, check_torch
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
     Check("PyTorch bridge", check_bridge),
     Check("CuPy", check_cupy),
     Check("arena", check_arenas),
+    Check("small copies", check_copies),
 )
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}

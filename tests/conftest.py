@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from pinferry import _native
+from pinferry.pool.device import open_device
+from pinferry.transfer.kernels import prepare_kernels
 from tests.fake_driver import FakeDriver, build_fake_driver
 from tests.tiers import TIERS, make_tiered
 from tests.workbench import Workbench
@@ -31,6 +33,7 @@ def load_kernels() -> None:
         torch.zeros(8, dtype=dtype, device="cuda:0")
         torch.ones(8, dtype=dtype, device="cuda:0")
     torch.cuda.synchronize("cuda:0")
+    prepare_kernels(open_device("cuda:0"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.in_flight import IN_FLIGHT
 from pinferry.transfer.interrupts import Uninterrupted
+from pinferry.transfer.kernels import prepare_kernels
 from pinferry.transfer.moves import bring, send
 from pinferry.transfer.parked import HostCopy, ParkedStorage, open_handle
 from pinferry.transfer.plan import TransferPlan
@@ -85,6 +86,7 @@ class TransferEngine:
     def __init__(self, arena: PinnedArena) -> None:
         if arena.closed:
             raise ArenaClosed("this arena is closed; make a new one for the engine")
+        prepare_kernels(arena.device)
         self._arena = arena
         self._lock = threading.RLock()
         self._parked: dict[int, ParkedStorage] = {}  # by the key of the storage

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinferry.doctor import Status
-from pinferry.doctor.native import check_bridge
+from pinferry.doctor.native import check_bridge, check_copies
 from pinferry.doctor.python_stack import check_cupy, check_torch
 from tests.doctor.fakes import FakeNative, fake_torch, module, only, write
 
@@ -122,3 +122,27 @@ def test_the_bridge_is_reported_as_it_reports_itself(
     finding = only(check_bridge())
     assert (finding.status, finding.finding) == (status, "built")
     assert bool(finding.advice) is (status is not Status.OK)
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.WARNING])
+def test_the_copies_of_each_gpu_are_reported_with_the_reason(
+    install: Callable[[ModuleType], None], status: Status
+) -> None:
+    install(FakeNative(2))
+    install(module("pinferry.transfer", __path__=[]))
+    install(
+        module(
+            "pinferry.transfer.kernels",
+            copies_status=lambda name: (status.value, f"{name} by whatever there is"),
+        )
+    )
+    first, second = check_copies()
+    assert (first.status, second.status) == (status, status)
+    assert first.finding == "cuda:0 by whatever there is"
+    assert second.check == "small copies on cuda:1"
+    assert bool(first.advice) is (status is not Status.OK)
+
+
+def test_without_a_gpu_nothing_is_said_of_copies(install: Callable[[ModuleType], None]) -> None:
+    install(FakeNative(0))
+    assert list(check_copies()) == []
