@@ -83,6 +83,28 @@ bool round_trip(const std::shared_ptr<Device>& device, const std::shared_ptr<Are
     return done && reload.done() && offload.elapsed_ms().has_value() && sent == got;
 }
 
+// The same with many blocks of a few hundred bytes, which are no neighbours on the device.
+bool small_round_trip(const std::shared_ptr<Device>& device, const std::shared_ptr<Arena>& arena,
+                      unsigned char seed) {
+    constexpr std::size_t count = 50, bytes = 700, stride = 713;
+    const Address memory = device->allocate(count * stride);
+    const auto dealt = arena->allocate_extents(std::vector<std::size_t>(2 * count, bytes), 10s);
+    std::vector<Piece> in, out;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::memset(dealt[i][0]->data(), static_cast<int>(seed + i), bytes);
+        in.push_back({dealt[i][0], memory + i * stride, bytes});
+        out.push_back({dealt[count + i][0], memory + i * stride, bytes});
+    }
+    const Ticket reload = submit(device, Direction::to_device, in, {});
+    const Ticket offload = submit(device, Direction::to_host, out, {}, {reload});
+    bool same = offload.synchronize(10s) && reload.done();
+    for (std::size_t i = 0; i < count; ++i) {
+        same &= std::memcmp(in[i].block->data(), out[i].block->data(), bytes) == 0;
+    }
+    device->free(memory);
+    return same;
+}
+
 }  // namespace
 
 TEST_CASE("a driver that is missing is named, and one that is there is loaded after it") {
@@ -128,6 +150,25 @@ TEST_CASE("threads share one GPU, its events and its arena") {
     }
     for (auto& thread : threads) thread.join();
     CHECK(arena->stats().free_bytes == 16 * mib);
+}
+
+TEST_CASE("threads share one GPU's kernel and its tables") {
+    const auto device = make_device();
+    device->use_kernel(reinterpret_cast<cuda::Function>(1), 4, 64);
+    CHECK(std::string(device->copy_tier()) == "kernel");
+    const auto arena = make_arena(device, 8 * mib);
+    std::vector<std::thread> threads;
+    for (unsigned char seed = 1; seed <= 3; ++seed) {
+        threads.emplace_back([&, seed] {
+            for (int round = 0; round < 10; ++round) CHECK(small_round_trip(device, arena, seed));
+        });
+    }
+    for (int round = 0; round < 5; ++round) {
+        device->use_kernel(reinterpret_cast<cuda::Function>(2), 8, 128);
+        device->tune_copies(Direction::to_host, {std::size_t{64} << 10, 2});
+    }
+    for (auto& thread : threads) thread.join();
+    CHECK(arena->stats().free_bytes == 8 * mib);
 }
 
 TEST_CASE("a latch on a GPU stream holds an offload, and everything may die before its ticket") {
