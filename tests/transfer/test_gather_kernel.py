@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import pytest
 
 from pinferry import _native
 from pinferry._native import Direction
-from pinferry.transfer.calibration import KERNEL_SOURCE, calibrate
+from pinferry.transfer.calibration import KERNEL_SOURCE, calibrate, tune
 from tests.tiers import load_kernel
 
 if TYPE_CHECKING:
@@ -74,34 +73,17 @@ def test_any_number_of_units(count: int, grid: tuple[int, int]) -> None:
     assert copy_all(units, count * 4096 + 16, grid) == (True, True)
 
 
-def test_a_calibration_is_quick_and_makes_small_copies_fast(
+def test_a_calibration_sets_the_device_and_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device = _native.CudaDevice(0)
     load_kernel(device, real=True)
-    start = time.perf_counter()
-    calibrate(device)
-    assert time.perf_counter() - start < 1.0  # a third of it on an idle machine
-    # 2,048 copies of 4 KiB take 4 ms one by one.
-    size, count = 4096, 2048
-    arena = _native.Arena(
-        device=device,
-        nbytes=size * count,
-        chunk_nbytes=size * count,
-        numa_node=None,
-        huge_pages=False,
-        threads=1,
-    )
-    memory = device.allocate(2 * size * count)
-    pieces = [
-        _native.Piece(block, memory.address + 2 * size * i)
-        for i, [block] in enumerate(arena.allocate_extents([size] * count, 0.0))
-    ]
-    for direction in (Direction.TO_HOST, Direction.TO_DEVICE):
-        times = []
-        for _ in range(5):
-            ticket = _native.submit(device=device, direction=direction, pieces=pieces, streams=[])
-            assert ticket.synchronize(10.0)
-            times.append(ticket.elapsed_ms or 0.0)
-        assert min(times) < 1.0
+    measured = calibrate(device)
+    for name, direction in (("to_host", Direction.TO_HOST), ("to_device", Direction.TO_DEVICE)):
+        tuning = measured[name]
+        assert device.copy_tuning(direction) == (tuning.threshold_nbytes, tuning.blocks)
+    another = _native.CudaDevice(0)
+    load_kernel(another, real=True)
+    tune(another)
+    assert another.copy_tuning(Direction.TO_HOST) == device.copy_tuning(Direction.TO_HOST)
