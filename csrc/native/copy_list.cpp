@@ -53,8 +53,8 @@ Batch CopyList::batch(const std::vector<Address>& addresses) const {
     }
     Batch batch{CopyRanges(parts_.size()), blocks_};
     for (const Part& part : parts_) {
-        batch.ranges.add({part.host, addresses[part.storage] + part.offset, part.bytes},
-                         part.chunk);
+        batch.ranges.add({part.host, addresses[part.storage] + part.offset, part.bytes}, part.chunk,
+                         part.storage);
     }
     return batch;
 }

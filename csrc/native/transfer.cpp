@@ -39,7 +39,8 @@ Batch batch_of(const std::vector<Piece>& pieces) {
     batch.blocks.reserve(pieces.size());
     for (const Piece& piece : pieces) {
         const Block& block = *piece.block;
-        batch.ranges.add({block.data(), piece.device, piece.bytes}, block.chunk());
+        batch.ranges.add({block.data(), piece.device, piece.bytes}, block.chunk(),
+                         batch.blocks.size());
         batch.blocks.push_back(piece.block);
     }
     return batch;

@@ -51,6 +51,7 @@ struct State {
     std::map<std::string, Result> failing;
     std::set<std::string> hidden;
     std::map<std::uintptr_t, std::size_t> pinned;  // registrations and host allocations
+    std::map<std::uintptr_t, std::size_t> device;  // its allocations
     std::map<HostStream*, ProcessTag> streams;
     long calls = 0;
     long fail_at = 0;
@@ -77,14 +78,20 @@ void count(const char* kind, long change) {
     state().live[kind] += change;
 }
 
-bool within_one_pinned_range(const void* host, std::size_t bytes) {
-    State& fake = state();
-    const auto address = reinterpret_cast<std::uintptr_t>(host);
-    const std::lock_guard lock(fake.mutex);
-    const auto next = fake.pinned.upper_bound(address);
-    if (next == fake.pinned.begin()) return false;
+bool within_one(const std::map<std::uintptr_t, std::size_t>& ranges, std::uintptr_t address,
+                std::size_t bytes) {
+    const std::lock_guard lock(state().mutex);
+    const auto next = ranges.upper_bound(address);
+    if (next == ranges.begin()) return false;
     const auto& [begin, size] = *std::prev(next);
     return address + bytes <= begin + size;
+}
+bool within_one_pinned_range(const void* host, std::size_t bytes) {
+    return within_one(state().pinned, reinterpret_cast<std::uintptr_t>(host), bytes);
+}
+// A copy leaves neither one registration nor one allocation of the device.
+bool copies_between(const void* host, DevicePtr device, std::size_t bytes) {
+    return within_one_pinned_range(host, bytes) && within_one(state().device, device, bytes);
 }
 
 // What the driver does in every call that frees or unregisters memory. A stream that is still held
@@ -231,12 +238,18 @@ Result cuMemAlloc(DevicePtr* address, std::size_t bytes) {
     if (contexts_current == 0) return invalid_context;
     *address = reinterpret_cast<DevicePtr>(std::aligned_alloc(512, (bytes + 511) / 512 * 512));
     count("device", 1);
+    const std::lock_guard lock(state().mutex);
+    state().device[*address] = bytes;
     return success;
 }
 Result cuMemFree(DevicePtr address) {
     FAKE_FREE("cuMemFree")
     if (contexts_current == 0) return invalid_context;
     wait_until_the_device_is_idle();
+    {
+        const std::lock_guard lock(state().mutex);
+        state().device.erase(address);
+    }
     std::free(pointer(address));
     count("device", -1);
     return success;
@@ -244,13 +257,13 @@ Result cuMemFree(DevicePtr address) {
 
 Result cuMemcpyDtoHAsync(void* host, DevicePtr device, std::size_t bytes, Stream stream) {
     FAKE_CALL("cuMemcpyDtoHAsync")
-    if (!stream || !within_one_pinned_range(host, bytes)) return invalid_value;
+    if (!stream || !copies_between(host, device, bytes)) return invalid_value;
     stream_of(stream)->copy(reinterpret_cast<std::uintptr_t>(host), device, bytes);
     return success;
 }
 Result cuMemcpyHtoDAsync(DevicePtr device, const void* host, std::size_t bytes, Stream stream) {
     FAKE_CALL("cuMemcpyHtoDAsync")
-    if (!stream || !within_one_pinned_range(host, bytes)) return invalid_value;
+    if (!stream || !copies_between(host, device, bytes)) return invalid_value;
     stream_of(stream)->copy(device, reinterpret_cast<std::uintptr_t>(host), bytes);
     return success;
 }

@@ -23,7 +23,7 @@ std::vector<Listed> joined(const std::vector<Listed>& ranges, std::size_t chunk_
     CopyRanges made(ranges.size());
     for (const Listed& range : ranges) {
         made.add({arena.data() + range.host, device + range.device, range.bytes},
-                 arena.data() + range.host / chunk_bytes * chunk_bytes);
+                 arena.data() + range.host / chunk_bytes * chunk_bytes, 0);
     }
     std::vector<Listed> listed;
     for (const CopyRange& range : made.list()) {
@@ -74,9 +74,19 @@ TEST_CASE("no range reaches from one chunk into the next") {
     CHECK(same(joined(ranges, 512), ranges));
     // Of two arenas that happen to touch, too: there the chunks have nothing to do with each other.
     CopyRanges made(2);
-    made.add({arena.data(), device, 512}, arena.data());
-    made.add({arena.data() + 512, device + 512, 512}, arena.data() + 512);
+    made.add({arena.data(), device, 512}, arena.data(), 0);
+    made.add({arena.data() + 512, device + 512, 512}, arena.data() + 512, 0);
     CHECK(made.list().size() == 2);
+}
+
+TEST_CASE("no range reaches from one allocation of the device into the next") {
+    CopyRanges made(3);
+    made.add({arena.data(), device, 512}, arena.data(), 1);
+    made.add({arena.data() + 512, device + 512, 512}, arena.data(), 2);
+    made.add({arena.data() + 1024, device + 1024, 512}, arena.data(), 2);
+    CHECK(made.list().size() == 2);
+    CHECK(made.list().back().bytes == 1024);
+    CHECK(made.bytes() == 1536);
 }
 
 TEST_CASE("ranges of no bytes are left out, and part nobody") {
