@@ -65,21 +65,27 @@ std::optional<Range> FreeList::allocate_aligned(std::size_t bytes, std::size_t a
     if (size == 0 || alignment <= alignment_) return allocate(bytes);
     const std::size_t slack = alignment - alignment_;
     if (size > std::numeric_limits<std::size_t>::max() - slack) return std::nullopt;
+    const auto start_in = [&](Position hole) {
+        return (by_size_[hole].second + alignment - 1) & ~(alignment - 1);
+    };
+    const auto fits = [&](Position hole) {
+        const auto [hole_size, offset] = by_size_[hole];
+        return start_in(hole) - offset <= hole_size - size;
+    };
+    const Position roomy = by_size_.lower_bound({size + slack, 0});  // fits, wherever it begins
     constexpr int most_looked_at = 64;
     Position found = by_size_.lower_bound({size, 0});
-    for (int looked_at = 0; found != by_size_.end(); found = by_size_.next(found), ++looked_at) {
-        if (looked_at == most_looked_at) found = by_size_.lower_bound({size + slack, 0});
-        if (found == by_size_.end()) break;
-        const auto [found_size, offset] = by_size_[found];
-        const std::size_t start = (offset + alignment - 1) & ~(alignment - 1);
-        if (start - offset > found_size - size) continue;
-        reserve(2);
-        const Range whole = cut(found, found_size);
-        release({whole.offset, start - whole.offset});
-        release({start + size, whole.end() - start - size});
-        return Range{start, size};
+    for (int looked_at = 1; found != roomy && !fits(found); ++looked_at) {
+        const bool enough = looked_at >= most_looked_at && roomy != by_size_.end();
+        found = enough ? roomy : by_size_.next(found);
     }
-    return std::nullopt;
+    if (found == by_size_.end()) return std::nullopt;
+    reserve(2);
+    const std::size_t start = start_in(found);
+    const Range whole = cut(found, by_size_[found].first);
+    release({whole.offset, start - whole.offset});
+    release({start + size, whole.end() - start - size});
+    return Range{start, size};
 }
 
 std::optional<Range> FreeList::allocate_largest(std::size_t bytes) {

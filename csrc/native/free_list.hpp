@@ -29,7 +29,8 @@ class FreeList {
     // Zero bytes give a range of size zero.
     std::optional<Range> allocate(std::size_t bytes);
     // The same, for an offset that is a multiple of `alignment`, a power of two. Of holes that are
-    // large enough but badly placed it looks at a few, then takes one that fits wherever it begins.
+    // large enough but badly placed it looks at a few, then takes one that fits wherever it begins;
+    // where there is none of those it looks at all of them, in O(n), before it finds nothing.
     std::optional<Range> allocate_aligned(std::size_t bytes, std::size_t alignment);
 
     // The largest free range, cut to at most `bytes`. Nothing if no byte is free.

@@ -209,6 +209,27 @@ TEST_CASE("ranges of no bytes take nothing and may be released at any time") {
     CHECK(list.free_ranges() == 0);
 }
 
+TEST_CASE("an aligned range is found behind however many holes that are badly placed") {
+    constexpr std::size_t page = 8 * unit;
+    constexpr std::size_t holes = 70;
+    constexpr std::size_t end = (3 * holes + 4) * page;
+    FreeList list(end, end, unit);
+    drain(list);
+    for (std::size_t i = 0; i < holes; ++i) list.release({3 * i * page + unit, page});
+    CHECK(!list.allocate_aligned(page, page));
+    CHECK(list.free_bytes() == holes * page);
+    const Range placed{(3 * holes - 1) * page, page};
+    list.release(placed);
+    CHECK(list.allocate_aligned(page, page) == placed);
+    // A hole that fits wherever it begins is as good, and saves the search.
+    list.release(placed);
+    list.release({end - 3 * page + unit, 2 * page - unit});
+    CHECK(list.allocate_aligned(page, page) == Range{end - 2 * page, page});
+    CHECK(list.allocate_aligned(page, page) == placed);
+    CHECK(!list.allocate_aligned(page, page));
+    CHECK(list.free_bytes() == (holes + 1) * page - unit);
+}
+
 TEST_CASE("sizes beyond any memory are refused without wrapping") {
     FreeList list(4 * unit, 4 * unit, unit);
     for (const std::size_t bytes : {largest, largest - unit, largest - unit + 2, largest / 2 + 1}) {
