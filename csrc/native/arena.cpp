@@ -62,7 +62,7 @@ std::shared_ptr<Block> Arena::allocate(std::size_t bytes, Timeout timeout, std::
     std::shared_ptr<Block> block = try_allocate(bytes, alignment);
     if (block) return block;
     await(
-        {bytes}, true, timeout,
+        {{bytes}, true, alignment}, timeout,
         [&] {
             block = try_allocate(bytes, alignment);
             return block != nullptr;
@@ -75,7 +75,7 @@ std::vector<Blocks> Arena::allocate_extents(const std::vector<std::size_t>& size
                                             const std::function<void()>& between) {
     std::optional<std::vector<Blocks>> dealt;
     await(
-        sizes, false, timeout,
+        {sizes}, timeout,
         [&] {
             dealt = try_allocate_extents(sizes);
             return dealt.has_value();
@@ -97,14 +97,14 @@ std::optional<std::vector<Blocks>> Arena::try_allocate_extents(
     return deal(sizes, found);
 }
 
-void Arena::await(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout,
-                  const std::function<bool()>& attempt, const std::function<void()>& between) {
+void Arena::await(const Request& request, Timeout timeout, const std::function<bool()>& attempt,
+                  const std::function<void()>& between) {
     const auto start = std::chrono::steady_clock::now();
     auto called = start;
     std::chrono::nanoseconds pause = first_pause;
     while (!attempt()) {
         const bool late = timeout && std::chrono::steady_clock::now() - start >= *timeout;
-        if (late || !may_fit_later(sizes, contiguous)) refuse(sizes, contiguous);
+        if (late || !may_fit_later(request)) refuse(request);
         std::this_thread::sleep_for(pause);
         if (between && std::chrono::steady_clock::now() - called >= between_calls) {
             between();
@@ -183,7 +183,8 @@ std::size_t Arena::rounded_sum(const std::vector<std::size_t>& sizes) const noex
     return sum;
 }
 
-bool Arena::may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const {
+bool Arena::may_fit_later(const Request& request) const {
+    const auto& [sizes, contiguous, alignment] = request;
     const std::lock_guard lock(mutex_);
     if (retired_.empty()) return false;
     const auto too_large = [&](std::size_t size) {
@@ -191,10 +192,10 @@ bool Arena::may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous
     };
     if (contiguous && std::any_of(sizes.begin(), sizes.end(), too_large)) return false;
     if (rounded_sum(sizes) > free_.free_bytes() + retired_.bytes()) return false;
-    return !contiguous || free_.rounded(sizes.front()) <= largest_hole_to_come();
+    return !contiguous || free_.rounded(sizes.front()) <= largest_hole_to_come(alignment);
 }
 
-std::size_t Arena::largest_hole_to_come() const {
+std::size_t Arena::largest_hole_to_come(std::size_t alignment) const {
     std::vector<Range> holes = free_.ranges();
     for (const Range& range : retired_.ranges()) holes.push_back(range);
     std::sort(holes.begin(), holes.end(), [](Range a, Range b) { return a.offset < b.offset; });
@@ -203,33 +204,41 @@ std::size_t Arena::largest_hole_to_come() const {
     for (const Range& next : holes) {
         const bool joins = next.offset == hole.end() && next.offset % chunk_bytes_ != 0;
         hole = joins ? Range{hole.offset, hole.size + next.size} : next;
-        largest = std::max(largest, hole.size);
+        const std::size_t lost =
+            (hole.offset + alignment - 1) / alignment * alignment - hole.offset;
+        if (lost < hole.size) largest = std::max(largest, hole.size - lost);
     }
     return largest;
 }
 
-void Arena::refuse(const std::vector<std::size_t>& sizes, bool contiguous) {
+void Arena::refuse(const Request& request) {
+    const auto& [sizes, contiguous, alignment] = request;
     const std::size_t requested =
         std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}, saturating_sum);
+    // Extents lie at multiples of the arena's own alignment, and of no other.
+    const bool aligned = alignment > block_alignment;
     {
         const std::lock_guard lock(mutex_);
         ++counters_.failures;
     }
     const ArenaStats now = stats();
     std::string message = "the arena has no room for " + format_bytes(requested) +
-                          (contiguous ? " in one piece: " : ": ") + format_bytes(now.free_bytes) +
-                          " of " + format_bytes(now.capacity_bytes) + " free, largest piece " +
-                          format_bytes(now.largest_free_bytes) + ", " +
+                          (contiguous ? " in one piece" : "") +
+                          (aligned ? " at a multiple of " + std::to_string(alignment) : "") + ": " +
+                          format_bytes(now.free_bytes) + " of " + format_bytes(now.capacity_bytes) +
+                          " free, largest piece " + format_bytes(now.largest_free_bytes) + ", " +
                           format_bytes(now.retired_bytes) + " still in flight. ";
     if (requested > now.max_capacity_bytes) {
         message += "Make the arena larger";
     } else if (contiguous && requested > chunk_bytes_) {
-        message += "No block is larger than a chunk, " + format_bytes(chunk_bytes_) +
-                   ": take several pieces (alloc_extents), or make chunks larger";
+        message += "No block is larger than a chunk, " + format_bytes(chunk_bytes_) + ": " +
+                   (aligned ? "" : "take several pieces (alloc_extents), or ") +
+                   "make chunks larger";
     } else if (requested <= now.free_bytes + now.retired_bytes && now.retired_bytes > 0) {
         message += "Wait for the copies in flight (timeout=), or make the arena larger";
     } else if (requested <= now.free_bytes) {
-        message += "Take several pieces (alloc_extents), or free blocks first";
+        message += aligned ? "Free blocks first, or make the arena larger"
+                           : "Take several pieces (alloc_extents), or free blocks first";
     } else {
         message += "Reload or free what it holds, or make the arena larger";
     }

@@ -109,6 +109,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
     Arena(std::shared_ptr<Device> device, const HostMemoryRequest& request);
 
     using Ranges = std::vector<std::vector<Range>>;
+    struct Request {
+        std::vector<std::size_t> sizes;
+        bool contiguous = false;
+        std::size_t alignment = 1;  // of a contiguous one
+    };
 
     // Those below with mutex_ held.
     void require_open() const;
@@ -116,18 +121,18 @@ class Arena : public std::enable_shared_from_this<Arena> {
     bool find_ranges(const std::vector<std::size_t>& sizes, Ranges& found);
     bool find_extents(std::size_t bytes, std::vector<Range>& found);
     std::size_t rounded_sum(const std::vector<std::size_t>& sizes) const noexcept;
-    // What the largest free range will be when every retired one is back.
-    std::size_t largest_hole_to_come() const;
+    // What the largest block at a multiple of `alignment` will be when every retired range is back.
+    std::size_t largest_hole_to_come(std::size_t alignment) const;
 
     // Those below without.
     void require_usable() const;
-    void await(const std::vector<std::size_t>& sizes, bool contiguous, Timeout timeout,
-               const std::function<bool()>& attempt, const std::function<void()>& between);
+    void await(const Request& request, Timeout timeout, const std::function<bool()>& attempt,
+               const std::function<void()>& between);
     std::vector<Blocks> deal(const std::vector<std::size_t>& sizes, const Ranges& ranges);
     std::shared_ptr<Block> deal_one(Range range, std::size_t bytes);
     void reclaim_retired() noexcept;
-    bool may_fit_later(const std::vector<std::size_t>& sizes, bool contiguous) const;
-    [[noreturn]] void refuse(const std::vector<std::size_t>& sizes, bool contiguous);
+    bool may_fit_later(const Request& request) const;
+    [[noreturn]] void refuse(const Request& request);
     std::size_t drop(const std::vector<Chunk*>& chunks) noexcept;
     void release_memory() noexcept;
 

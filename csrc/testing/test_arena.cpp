@@ -205,6 +205,21 @@ TEST_CASE("a thread that waits for room gets it when the copy in flight ends") {
     CHECK(holds_only(waiting.get()->data(), 512, 7));
 }
 
+TEST_CASE("an aligned block does not wait for a range that will not hold it") {
+    const auto arena = make_arena(std::make_shared<HostDevice>(), 8192);
+    const auto copy = std::make_shared<TestEvent>();
+    const auto before = arena->allocate(512, 0ns);
+    auto block = arena->allocate(4096, 0ns);
+    const auto after = arena->allocate(8192 - 512 - 4096, 0ns);
+    block->add_use(copy);
+    block.reset();
+    const auto start = std::chrono::steady_clock::now();
+    CHECK_THROWS(Error, arena->allocate(4096, 60s, 4096));
+    CHECK(std::chrono::steady_clock::now() - start < 30s);
+    copy->done = true;
+    CHECK(arena->allocate(4096, 0ns)->offset() == 512);
+}
+
 TEST_CASE("closing an arena ends the wait for room") {
     const auto device = std::make_shared<HostDevice>();
     const auto arena = make_arena(device, 512);

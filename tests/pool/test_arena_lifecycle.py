@@ -201,6 +201,18 @@ def test_an_aligned_block_may_take_the_last_byte(arena: PinnedArena) -> None:
     assert arena.alloc(512).offset == first.nbytes
 
 
+def test_an_aligned_request_is_refused_with_its_alignment_and_advice_that_helps(
+    arena: PinnedArena,
+) -> None:
+    held = [arena.alloc(nbytes) for nbytes in (512, 4096, 2**20 - 4608)]
+    held[1].free()
+    with pytest.raises(ArenaExhausted, match="at a multiple of 4096: ") as caught:
+        arena.alloc(4096, alignment=4096)
+    assert "alloc_extents" not in str(caught.value)  # it knows no alignment
+    assert "Free blocks first, or make the arena larger" in str(caught.value)
+    assert arena.alloc(4096).offset == 512
+
+
 @pytest.mark.parametrize("alignment", [0, -1, 3, 513, 8192, 2**63, 512.0, "512", None, True])
 def test_an_alignment_that_makes_no_sense_is_refused(arena: PinnedArena, alignment: int) -> None:
     with pytest.raises(InvalidArgument, match="alignment"):
