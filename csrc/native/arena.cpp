@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <numeric>
 #include <thread>
 
@@ -115,44 +116,63 @@ void Arena::await(const Request& request, Timeout timeout, const std::function<b
 }
 
 bool Arena::find_ranges(const std::vector<std::size_t>& sizes, Ranges& found) {
-    found.assign(sizes.size(), {});
+    if (rounded_sum(sizes) > free_.free_bytes()) return false;
     std::size_t blocks = 0;
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-        if (find_extents(sizes[i], found[i])) {
+    try {
+        found.assign(sizes.size(), {});
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+            find_extents(sizes[i], found[i]);
             blocks += found[i].size();
-            continue;
         }
+    } catch (...) {
         for (const auto& ranges : found) {
-            for (const Range& range : ranges) free_.release(range);
+            for (const Range& range : ranges) put_back(range);
         }
-        return false;
+        throw;
     }
     count_blocks(blocks);
     return true;
 }
 
-bool Arena::find_extents(std::size_t bytes, std::vector<Range>& found) {
+// The list has a place for each range before that is taken, so that none is taken and not listed.
+void Arena::find_extents(std::size_t bytes, std::vector<Range>& found) {
+    found.emplace_back();
     if (const auto range = free_.allocate(bytes)) {
-        found.push_back(*range);
-        return true;
+        found.back() = *range;
+        return;
     }
-    if (free_.rounded(bytes) > free_.free_bytes()) return false;
     for (std::size_t left = free_.rounded(bytes); left > 0; left -= found.back().size) {
-        found.push_back(*free_.allocate_largest(left));
+        if (found.back().size > 0) found.emplace_back();
+        found.back() = *free_.allocate_largest(left);
     }
-    return true;
+}
+
+// A range that the free list has no memory for waits among the retired, which need less, for the
+// next attempt. If there is not even that, it stays out of use, which harms nobody.
+void Arena::put_back(Range range) noexcept {
+    try {
+        try {
+            free_.release(range);
+        } catch (const std::bad_alloc&) {
+            retired_.add(range, {});
+            any_retired_.store(true, std::memory_order_relaxed);
+        }
+    } catch (const std::exception&) {
+    }
 }
 
 std::vector<Blocks> Arena::deal(const std::vector<std::size_t>& sizes, const Ranges& ranges) {
     // Outside the lock: a block that dies here, because memory for the next one is short, takes it.
-    std::vector<Blocks> dealt(sizes.size());
+    std::vector<Blocks> dealt;
     std::size_t i = 0;
     std::size_t j = 0;
     try {
+        dealt.resize(sizes.size());
         for (; i < sizes.size(); ++i) {
             std::size_t left = sizes[i];
+            j = 0;
             dealt[i].reserve(ranges[i].size());  // a block that is made is kept
-            for (j = 0; j < ranges[i].size(); ++j) {
+            for (; j < ranges[i].size(); ++j) {
                 const std::size_t bytes = std::min(left, ranges[i][j].size);
                 dealt[i].push_back(
                     std::make_shared<Block>(shared_from_this(), ranges[i][j], bytes));
@@ -260,7 +280,7 @@ void Arena::give_back(Range range, Events events) noexcept {
         --counters_.blocks;
         last = closed_ && counters_.blocks == 0;
         if (events.empty()) {
-            free_.release(range);
+            put_back(range);
         } else {
             retired_.add(range, events);
             any_retired_.store(true, std::memory_order_relaxed);
@@ -290,7 +310,7 @@ void Arena::reclaim_retired() noexcept {
         groups.erase(std::remove_if(groups.begin(), groups.end(), pending), groups.end());
         const std::lock_guard lock(mutex_);
         for (const Events& events : groups) {
-            for (const Range& range : retired_.take(events)) free_.release(range);
+            retired_.take(events, [this](Range range) { free_.release(range); });
         }
         any_retired_.store(!retired_.empty(), std::memory_order_relaxed);
     } catch (const std::exception&) {

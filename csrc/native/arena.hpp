@@ -119,7 +119,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
     void require_open() const;
     void count_blocks(std::size_t blocks) noexcept;
     bool find_ranges(const std::vector<std::size_t>& sizes, Ranges& found);
-    bool find_extents(std::size_t bytes, std::vector<Range>& found);
+    // The bytes must be free.
+    void find_extents(std::size_t bytes, std::vector<Range>& found);
+    void put_back(Range range) noexcept;
     std::size_t rounded_sum(const std::vector<std::size_t>& sizes) const noexcept;
     // What the largest block at a multiple of `alignment` will be when every retired range is back.
     std::size_t largest_hole_to_come(std::size_t alignment) const;

@@ -17,13 +17,14 @@ std::vector<Events> RetiredRanges::groups() const {
     return groups;
 }
 
-std::vector<Range> RetiredRanges::take(const Events& events) {
+void RetiredRanges::take(const Events& events, const std::function<void(Range)>& release) {
     const auto group = groups_.find(events);
-    if (group == groups_.end()) return {};
-    std::vector<Range> ranges = std::move(group->second);
+    if (group == groups_.end()) return;
+    for (auto& ranges = group->second; !ranges.empty(); ranges.pop_back()) {
+        release(ranges.back());
+        bytes_ -= ranges.back().size;
+    }
     groups_.erase(group);
-    for (const Range& range : ranges) bytes_ -= range.size;
-    return ranges;
 }
 
 std::vector<Range> RetiredRanges::ranges() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -19,8 +20,9 @@ class RetiredRanges {
     std::size_t bytes() const noexcept { return bytes_; }
     // The events of each group, to be asked outside a lock.
     std::vector<Events> groups() const;
-    // Takes out the ranges of a group.
-    std::vector<Range> take(const Events& events);
+    // Takes out the ranges of a group, each as `release` has taken it over: where that throws, this
+    // one and those to come stay.
+    void take(const Events& events, const std::function<void(Range)>& release);
     // Every range, by offset; and every event, so that all of them can be waited for.
     std::vector<Range> ranges() const;
     Events events() const;
