@@ -43,15 +43,27 @@ def export(
     Raises
     ------
     CannotExport
-        If a stream, or a device other than the CPU, is asked for.
+        If a stream, or a device other than the CPU, is asked for, or something that makes no sense.
     """
     if stream is not None:
         raise CannotExport(f"stream={stream!r}: host memory has no stream; pass None")
-    if dl_device is not None and tuple(dl_device) != CPU:
+    if dl_device is not None and not (_is_pair(dl_device) and tuple(dl_device) == CPU):
         raise CannotExport(
-            f"dl_device={tuple(dl_device)}: a block is host memory, DLPack device {CPU}; "
+            f"dl_device={dl_device!r}: a block is host memory, DLPack device {CPU}; "
             "import it there and move the result"
         )
+    if max_version is not None and not _is_pair(max_version):
+        raise CannotExport(f"max_version={max_version!r}: give a pair such as (1, 0), or None")
+    if copy is not None and not isinstance(copy, bool):
+        raise CannotExport(f"copy={copy!r}: give True, False or None")
     if _KNOWS_VERSIONS:
         return array.__dlpack__(max_version=max_version, copy=copy)
     return (array.copy() if copy else array).__dlpack__()
+
+
+def _is_pair(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(number, int) and 0 <= number < 2**31 for number in value)
+    )

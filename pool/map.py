@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from pinferry.errors import InvalidArgument
 from pinferry.pool.cells import MIXED, cut
 from pinferry.pool.sizes import format_bytes
 
@@ -71,7 +72,9 @@ _SIGNS = {
 
 def describe(arena: PinnedArena, regions: Sequence[Region], console: Console | None = None) -> None:
     """Print a map of `arena`, whose address space is `regions`."""
-    console = console or Console()
+    console = Console() if console is None else console
+    if not isinstance(console, Console):
+        raise InvalidArgument(f"console={console!r}: give a rich.console.Console, or None")
     width = _WIDTH
     while width > 8 and width + _OFFSET_WIDTH > console.width:
         width //= 2

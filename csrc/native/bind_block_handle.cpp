@@ -40,8 +40,12 @@ void raise_from_slot() noexcept {
             PyErr_NoMemory();
         } catch (py::error_already_set& error) {
             error.restore();
+        } catch (const py::reference_cast_error&) {  // it has no text
+            PyErr_SetString(PyExc_TypeError, "None is no object of pinferry's core");
         } catch (const py::cast_error& error) {
             PyErr_SetString(PyExc_TypeError, error.what());
+        } catch (const py::builtin_exception& error) {
+            error.set_error();
         } catch (const std::exception& error) {
             PyErr_SetString(PyExc_RuntimeError, error.what());
         }

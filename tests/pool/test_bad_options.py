@@ -99,6 +99,15 @@ def test_a_dtype_that_is_none_is_refused(dtype: object) -> None:
                 block.numpy(dtype)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("console", ["x", 0, print])
+def test_a_map_is_printed_on_a_console(console: object) -> None:
+    with (
+        PinnedArena("1MiB", device="cpu") as arena,
+        pytest.raises(InvalidArgument, match="console="),
+    ):
+        arena.describe(console)  # type: ignore[arg-type]
+
+
 def test_an_arena_is_neither_copied_nor_pickled() -> None:
     with PinnedArena("1MiB", device="cpu") as arena:
         for attempt in (copy.copy, copy.deepcopy, pickle.dumps):

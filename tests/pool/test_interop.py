@@ -325,6 +325,7 @@ def test_a_block_is_made_of_a_native_block_alone(arguments: tuple[object, ...]) 
         ((), TypeError),
         ((1, 64, 512), TypeError),
         (("arena", "64", 512), TypeError),
+        ((None, 1, 1), TypeError),
         (("arena", -1, 512), OverflowError),
         (("arena", 64, 3), InvalidArgument),
         (("arena", 2**63, 512), None),
@@ -338,9 +339,32 @@ def test_a_block_made_in_the_core_is_asked_for_with_sound_arguments(
     if error is None:
         assert PinnedBlock.try_allocate(*given) is None  # type: ignore[arg-type]
     else:
-        with pytest.raises(error):
+        with pytest.raises(error, match=r"\w"):
             PinnedBlock.try_allocate(*given)  # type: ignore[arg-type]
     assert arena.stats().blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("dl_device", 5),
+        ("dl_device", "ab"),
+        ("dl_device", (1,)),
+        ("max_version", "x"),
+        ("max_version", 1),
+        ("max_version", (1, "0")),
+        ("max_version", (2**70, 0)),
+        ("copy", "x"),
+        ("copy", 1),
+    ],
+)
+def test_an_odd_wish_of_a_consumer_is_answered_as_the_protocol_says(
+    arena: PinnedArena, argument: str, value: object
+) -> None:
+    block = arena.alloc(64)
+    with pytest.raises(CannotExport, match=argument) as caught:
+        block.__dlpack__(**{argument: value})  # type: ignore[arg-type]
+    assert isinstance(caught.value, BufferError)
 
 
 def test_the_native_block_of_a_block_is_one_object(arena: PinnedArena) -> None:
