@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,10 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        """Write JSON to `path`."""
+        """Write JSON to `path`, or to standard output for ``-``."""
+        text = json.dumps(self.to_dict(), indent=1) + "\n"
+        if str(path) == "-":
+            sys.stdout.write(text)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        path.write_text(text)

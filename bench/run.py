@@ -58,7 +58,7 @@ def run_benchmarks(
     repeats
         Runs after the first one.
     json
-        Where to write the results.
+        File for the results; ``"-"`` is standard output, and people read standard error.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
@@ -72,7 +72,7 @@ def run_benchmarks(
     if nbytes < _SMALLEST:
         raise InvalidSize(f"{nbytes} bytes are too few to time; take 16 MiB or more")
     name = "cpu" if opened.kind == "cpu" else f"cuda:{opened.index}"
-    console = Console()
+    console = Console(stderr=str(json) == "-")
     console.print(f"device {name} ({opened.name}), {nbytes} bytes, {repeats} runs")
     words = [*names, "--device", name, "--size", str(nbytes), "--repeats", str(repeats)]
     results = Results(describe_machine(opened, shlex.join(["pinferry", "bench", *words])))
@@ -85,7 +85,8 @@ def run_benchmarks(
     console.print(_table(results))
     if json is not None:
         results.write(Path(json))
-        console.print(f"written to {json}")
+        if str(json) != "-":
+            console.print(f"written to {json}")
     return results
 
 

@@ -12,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pinferry import __version__, cli, doctor
+from pinferry.bench import BENCHMARKS
+from pinferry.bench.results import Case
 from pinferry.doctor import Finding, Status
 from pinferry.errors import HostMemoryLimit
 
@@ -113,3 +115,21 @@ def test_a_device_that_does_not_exist_is_one_line_on_standard_error() -> None:
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("UnknownDevice: ")
+
+
+def test_the_results_of_a_benchmark_may_go_to_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    case = Case(1.0, 2.0, "GB/s", "made up")
+    monkeypatch.setitem(BENCHMARKS, "pinning", lambda *_: iter([("quick", case)]))
+    monkeypatch.setattr(
+        sys, "argv", ["pinferry", "bench", "pinning", "--device", "cpu", "--json", "-"]
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["cases"] == {"quick": case.to_dict()}
+    assert "made up" in captured.err
+    assert list(tmp_path.iterdir()) == []

@@ -94,7 +94,7 @@ def bench(
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs after the first.")] = 5,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results.")] = None,
+    json: _Json = None,
 ) -> None:
     """Measure against references of the same run."""
     from pinferry.bench import run_benchmarks
