@@ -52,22 +52,25 @@ def of_optimizer(
     # Keys are parameters, except where an optimizer keeps something of its own under a name.
     state: list[tuple[object, object]] = list(optimizer.state.items())
     for position, (key, value) in enumerate(state):
-        label = str(indices[id(key)]) if id(key) in indices else _label(key, position)
-        for name, tensor in _tensors_in(f"optimizer.state[{label}]", value, ()):
+        label = f"key {key}" if isinstance(key, int) else _label(key, position, indices)
+        for name, tensor in _tensors_in(f"optimizer.state[{label}]", value, (), indices):
             yield Category.OPTIM_STATES, name, tensor
 
 
-def _label(key: object, position: int) -> str:
-    """Return a name for a key that is no parameter of the groups (any more)."""
-    if isinstance(key, str):
-        return key
-    if isinstance(key, int):
-        return f"key {key}"
+def _label(key: object, position: int, indices: Mapping[int, int]) -> str:
+    """Return a name for a key: of a parameter of the groups, its index.
+
+    Never what a key says of itself: a tensor would show its contents, which may be away.
+    """
+    if id(key) in indices:
+        return str(indices[id(key)])
+    if isinstance(key, str | int):
+        return str(key)
     return f"{type(key).__name__} at {position}"
 
 
 def _tensors_in(
-    name: str, value: object, inside: Collection[int]
+    name: str, value: object, inside: Collection[int], indices: Mapping[int, int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the tensors in nested containers; `inside` are those that we are in already."""
     if isinstance(value, torch.Tensor):
@@ -77,9 +80,9 @@ def _tensors_in(
         return
     within = (*inside, id(value))
     if isinstance(value, Mapping):
-        for key, inner in value.items():
-            label = f".{key}" if isinstance(key, str) else f"[{key}]"
-            yield from _tensors_in(name + label, inner, within)
+        for position, (key, inner) in enumerate(value.items()):
+            label = f".{key}" if isinstance(key, str) else f"[{_label(key, position, indices)}]"
+            yield from _tensors_in(name + label, inner, within, indices)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _tensors_in(f"{name}[{index}]", inner, within)
+            yield from _tensors_in(f"{name}[{index}]", inner, within, indices)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from pinferry import discover
+from pinferry import PinnedArena, TransferEngine, discover
 from tests.states.training import MakeOptimizer, Training
 
 if TYPE_CHECKING:
@@ -82,6 +82,23 @@ def test_state_under_a_key_that_is_no_parameter_is_named_after_the_key() -> None
     model, optimizer = keep({})
     cast("dict[object, object]", optimizer.state)["shared"] = {"scale": torch.ones(1)}
     assert "optimizer.state[shared].scale" in discover(model, optimizer).names()
+
+
+def test_a_tensor_that_is_a_key_lends_nothing_of_its_contents_to_names() -> None:
+    model, optimizer = keep({})
+    stranger = nn.Parameter(torch.full((1,), 2.5))
+    kept = {model.weight: torch.ones(4), stranger: [torch.ones(4)]}
+    optimizer.state[model.weight] = {"shadow": kept, "own": {(1, stranger): torch.ones(4)}}
+    names = (
+        "optimizer.state[0].shadow[0]",
+        "optimizer.state[0].shadow[Parameter at 1][0]",
+        "optimizer.state[0].own[tuple at 0]",
+    )
+    assert discover(model, optimizer).only("optim_states").names() == names
+    with PinnedArena("1MiB", device="cpu") as arena, TransferEngine(arena) as engine:
+        engine.offload([model.weight, stranger])  # no key can be looked into now
+        assert discover(model, optimizer).only("optim_states").names() == names
+        engine.reload()
 
 
 def test_parameters_of_all_groups_are_numbered_through() -> None:
