@@ -473,17 +473,20 @@ class TransferEngine:
         Raises
         ------
         ArenaInUse
-            If it still holds somebody's bytes; it stays open.
+            If it or one of its plans still holds somebody's bytes; it stays open.
         """
         with self._lock:
             self.settle()
             self._prune()
-            held = self.offloaded_bytes
+            plans = TransferPlan.holding(self)
+            held = self.offloaded_bytes + sum(plan.nbytes for plan in plans)
             if held:
-                names = self.offloaded_names()
+                of_plans = [name for plan in plans for name in plan.names()]
+                names = [*self.offloaded_names(), *of_plans]
                 raise ArenaInUse(
                     f"the engine still holds {len(names)} storages with {format_bytes(held)}, the "
-                    f"first of them {names[0]}; reload() them first",
+                    f"first of them {names[0]}; reload() them first"
+                    + (f", {len(of_plans)} of them by their plan" if of_plans else ""),
                     blocks=len(names),
                     used=held,
                 )

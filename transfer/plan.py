@@ -52,6 +52,11 @@ class TransferPlan:
         # Of what the storages hold while they are away: dead once all of them are back or gone.
         self._token: weakref.ref[HostCopy] | None = None
 
+    @classmethod
+    def holding(cls, engine: TransferEngine) -> list[TransferPlan]:
+        """Return the plans of `engine` whose storages are away."""
+        return [plan for plan in _holding.copy() if plan.engine is engine and plan.offloaded]
+
     @property
     def engine(self) -> TransferEngine:
         """The engine that moves the storages."""

@@ -174,6 +174,24 @@ def test_an_engine_that_holds_states_does_not_close(
     assert x.sum() == 256
 
 
+def test_an_engine_does_not_close_while_a_plan_of_it_is_away(
+    arena: PinnedArena, engine: TransferEngine, torch_device: str
+) -> None:
+    x, y, z = (torch.ones(256, device=torch_device) for _ in range(3))
+    plan, other = engine.plan({"x": x, "y": y}), TransferEngine(arena).plan({"z": z})
+    plan.offload()
+    other.offload()
+    with pytest.raises(ArenaInUse, match=r"2 storages with 2\.00 KiB.*x; .*2 .*plan") as caught:
+        engine.close()
+    assert (caught.value.blocks, caught.value.used) == (2, 2048)
+    engine.require_open()
+    del x
+    plan.reload(defer=True)
+    engine.close()
+    assert y.sum() == 256
+    other.reload()
+
+
 def test_states_come_back_from_an_arena_closed_by_force(torch_device: str) -> None:
     arena = PinnedArena("1MiB", device=torch_device)
     engine = TransferEngine(arena)
