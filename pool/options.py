@@ -13,7 +13,7 @@ from pinferry import _native
 from pinferry.errors import InvalidArgument, InvalidSize
 from pinferry.pool.sizes import parse_size
 
-__all__ = ["ArenaOptions", "check_alignment", "check_timeout"]
+__all__ = ["ArenaOptions", "check_alignment", "check_flag", "check_timeout"]
 
 # Where the gain of another thread that touches pages ends, measured at 4 GiB on 16 cores.
 _MOST_THREADS = 16
@@ -36,13 +36,13 @@ def check_alignment(alignment: int) -> None:
     )
 
 
-def check_timeout(timeout: object) -> None:
-    """Raise `InvalidArgument` unless it is None or a number of seconds from 0."""
+def check_timeout(timeout: object, *, least: float = 0.0) -> None:
+    """Raise `InvalidArgument` unless it is None or a number of seconds from `least`."""
     if timeout is None:
         return
     if isinstance(timeout, Real) and not isinstance(timeout, bool):
         with contextlib.suppress(OverflowError):
-            if float(timeout) >= 0:
+            if float(timeout) >= least:
                 return
     raise InvalidArgument(
         f"timeout={timeout!r}: give seconds, 0 or more, or None to wait for as long as it takes"
@@ -57,7 +57,8 @@ def _check_count(name: str, value: object, least: int, most: int) -> int:
     raise InvalidArgument(f"{name}={value!r}: give a whole number from {least} to {most}")
 
 
-def _check_flag(name: str, value: object) -> bool:
+def check_flag(name: str, value: object) -> bool:
+    """Return `value`, or raise `InvalidArgument` unless it is True or False."""
     if isinstance(value, bool):
         return value
     raise InvalidArgument(f"{name}={value!r}: give True or False")
@@ -128,7 +129,7 @@ class ArenaOptions:
                 "to less than it begins with",
                 requested=most,
             )
-        eager = _check_flag("eager", eager)
+        eager = check_flag("eager", eager)
         if chunk is None:
             chunk = "1GiB" if max_capacity is not None or not eager else "64GiB"
         chunk_bytes = parse_size(chunk)
@@ -147,7 +148,7 @@ class ArenaOptions:
             max_capacity_bytes=most,
             chunk_bytes=chunk_bytes,
             reserve_bytes=parse_size(reserve_host),
-            huge_pages=_check_flag("huge_pages", huge_pages),
+            huge_pages=check_flag("huge_pages", huge_pages),
             numa_node=None if numa_node is None else _check_count("numa_node", numa_node, 0, 1023),
             threads=(
                 min(len(os.sched_getaffinity(0)), _MOST_THREADS)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pinferry.errors import InvalidArgument, UnsupportedStorage
+from pinferry.errors import InvalidArgument, UnknownDevice, UnsupportedStorage
 from pinferry.states.categories import Category
-from pinferry.states.holders import Found, of_model, of_optimizer
+from pinferry.states.holders import Found, check_holders, of_model, of_optimizer
 from pinferry.states.state_set import StateEntry, StateSet
 from pinferry.transfer import inner_tensors, storage_key, storage_of
 
@@ -65,6 +65,9 @@ def discover(
     ------
     UnsupportedStorage
         If a tensor has no storage of its own (sparse or opaque).
+    InvalidArgument
+        If `model` or `optimizer` holds nothing that could be looked through, or there is no such
+        `device`.
     """
     found = survey(model, optimizer, device=device)
     found.require_movable(Category)
@@ -80,6 +83,8 @@ def survey(
     """Find what `discover` finds, and what stands in its way."""
     if model is None and optimizer is None:
         raise InvalidArgument("nothing to look through: give a model, an optimizer, or both")
+    check_holders(model, optimizer)
+    wanted = None if device is None else _parse_device(device)
     unmovable: list[tuple[Category, UnsupportedStorage]] = []
     found = list(_storages([*of_model(model), *of_optimizer(optimizer, model)], unmovable))
     uses = Counter(
@@ -106,7 +111,6 @@ def survey(
             storage=storage,
         )
     entries = [entry.with_aliases(aliases[key]) for key, entry in first.items()]
-    wanted = None if device is None else torch.device(str(device))
     here = [entry for entry in entries if wanted is None or _is_on(entry.device, wanted)]
     return Survey(StateSet(here), tuple(unmovable))
 
@@ -134,6 +138,15 @@ def _try_storage(
     except UnsupportedStorage as error:
         unmovable.append((category, error))
         return None
+
+
+def _parse_device(device: object) -> torch.device:
+    try:
+        return torch.device(str(device))
+    except RuntimeError:
+        raise UnknownDevice(
+            f"{str(device)!r} is no device of PyTorch; give one such as 'cuda:0' or 'cpu'"
+        ) from None
 
 
 def _is_on(device: torch.device, wanted: torch.device) -> bool:

@@ -7,15 +7,41 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pinferry.errors import InvalidArgument
 from pinferry.states.categories import Category
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["Found", "of_model", "of_optimizer"]
+__all__ = ["Found", "check_holders", "of_model", "of_optimizer"]
 
 #: A category, a name that leads to the tensor, and the tensor.
 Found = tuple[Category, str, torch.Tensor]
+
+
+def check_holders(model: object, optimizer: object) -> None:
+    """Raise `InvalidArgument` unless each is None or, of whatever type, has what is asked of it."""
+    if not _offers(model, "parameters", "named_parameters", "named_buffers"):
+        raise InvalidArgument(
+            f"a model is a torch.nn.Module, or has its named_parameters() and named_buffers(); "
+            f"{_kind(model)} has not"
+        )
+    if not _offers(optimizer, "param_groups", "state"):
+        raise InvalidArgument(
+            f"an optimizer is a torch.optim.Optimizer, or has its param_groups and state; "
+            f"{_kind(optimizer)} has not"
+        )
+
+
+def _offers(holder: object, *names: str) -> bool:
+    # A class has what its instances have, and holds nothing.
+    return holder is None or (
+        not isinstance(holder, type) and all(hasattr(holder, name) for name in names)
+    )
+
+
+def _kind(holder: object) -> str:
+    return f"the class {holder.__name__}" if isinstance(holder, type) else type(holder).__name__
 
 
 def of_model(model: torch.nn.Module | None) -> Iterator[Found]:

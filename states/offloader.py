@@ -7,8 +7,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from pinferry.errors import InvalidArgument, NotOffloaded
+from pinferry.pool.options import check_flag
 from pinferry.states.categories import COMPACTED, Category, parse_include
 from pinferry.states.discovery import discover, survey
+from pinferry.states.holders import check_holders
 from pinferry.states.memory import MemoryReading, read_memory
 from pinferry.states.reclaim import ReclaimReport, measure_reclaim
 from pinferry.transfer import Release, TransferEngine, storage_key
@@ -71,6 +73,11 @@ class StateOffloader:
             raise InvalidArgument("give either an arena or an engine: where should the state go?")
         if model is None and optimizer is None:
             raise InvalidArgument("nothing to offload: give a model, an optimizer, or both")
+        check_holders(model, optimizer)
+        if engine is not None and not isinstance(engine, TransferEngine):
+            raise InvalidArgument(
+                f"engine is a {type(engine).__name__}; give a TransferEngine, or arena= instead"
+            )
         self._model = model
         self._optimizer = optimizer
         self._engine = engine if engine is not None else _engine_for(arena)
@@ -121,6 +128,7 @@ class StateOffloader:
             If something cannot be moved. Nothing was.
         """
         categories = parse_include(include)
+        check_flag("non_blocking", non_blocking)
         with self._lock:
             away = self._engine.offloaded()
             found = survey(self._model, self._optimizer, device=self._device_name())
@@ -156,6 +164,7 @@ class StateOffloader:
             If the device lacks memory. Everything stays offloaded and intact.
         """
         categories = parse_include(include)
+        check_flag("non_blocking", non_blocking)
         with self._lock:
             ticket = self._reload(categories, frozenset())
         if not non_blocking:

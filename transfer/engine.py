@@ -6,6 +6,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from pinferry import _native
 from pinferry.errors import (
     ArenaClosed,
@@ -15,7 +17,8 @@ from pinferry.errors import (
     InvalidArgument,
     NotOffloaded,
 )
-from pinferry.pool import format_bytes, parse_size
+from pinferry.pool import PinnedArena, format_bytes, parse_size
+from pinferry.pool.options import check_flag
 from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.in_flight import IN_FLIGHT
@@ -36,11 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    import torch
     from typing_extensions import Self
 
     from pinferry._torch import ResidentStorages, StorageHandle
-    from pinferry.pool import PinnedArena
     from pinferry.transfer.storages import States
 
 __all__ = ["TransferEngine"]
@@ -84,6 +85,11 @@ class TransferEngine:
     """
 
     def __init__(self, arena: PinnedArena) -> None:
+        if not isinstance(arena, PinnedArena):
+            raise InvalidArgument(
+                f"an engine moves bytes to a PinnedArena, and {type(arena).__name__} is none; make "
+                "one: PinnedArena('8GiB', device='cuda:0')"
+            )
         if arena.closed:
             raise ArenaClosed("this arena is closed; make a new one for the engine")
         prepare_kernels(arena.device)
@@ -131,6 +137,10 @@ class TransferEngine:
 
     def is_offloaded(self, storage: torch.UntypedStorage) -> bool:
         """Return whether this engine holds the bytes of `storage`."""
+        if not isinstance(storage, torch.UntypedStorage):
+            raise InvalidArgument(
+                f"a {type(storage).__name__} is no storage; give tensor.untyped_storage()"
+            )
         with self._lock:
             parked = self._parked.get(storage_key(storage))
             return parked is not None and parked.handle.alive and parked.handle.guarded
@@ -170,7 +180,7 @@ class TransferEngine:
         WrongDevice, UnsupportedStorage, AlreadyOffloaded
             If one of them cannot be moved. Nothing moved.
         InvalidArgument
-            If there is no such `release`.
+            If there is no such `release`, or one of `streams` is none. Nothing moved.
         """
         named = named_storages(states)
         policy = parse_release(release)
@@ -226,7 +236,10 @@ class TransferEngine:
             If the device lacks memory. Everything stays offloaded and intact.
         StorageChanged
             If a storage was resized while it was away.
+        InvalidArgument
+            If `defer` is neither True nor False, or one of `streams` is none. Nothing moved.
         """
+        check_flag("defer", defer)
         with self._lock:
             self.require_open()
             self.reap()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed, InvalidArgument, StorageChanged
+from pinferry.pool.options import check_flag
 from pinferry.transfer.cargo import Cargo, Piece, cut
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.layout import Member, Place, laid_anew, lay_out
@@ -103,6 +104,7 @@ class TransferPlan:
 
     def reload(self, *, streams: Iterable[object] | None = None, defer: bool = False) -> Ticket:
         """Copy the storages back; see `TransferEngine.reload`. Does nothing while they are here."""
+        check_flag("defer", defer)
         with self._engine.lock:
             self._require_open()
             with Uninterrupted():
@@ -253,7 +255,8 @@ def _checked(
         return compact
     if isinstance(compact, str) or not isinstance(compact, Collection):
         raise InvalidArgument(f"compact={compact!r}: give True, False, or several names")
-    unknown = [name for name in compact if name not in named]
+    names: Collection[object] = compact
+    unknown = [name for name in names if not isinstance(name, str) or name not in named]
     if unknown:
         raise InvalidArgument(f"compact names {unknown[0]!r}, which is not among the states")
     return frozenset(compact)

@@ -26,7 +26,7 @@ def named_storages(states: States) -> dict[str, torch.UntypedStorage]:
     Raises
     ------
     InvalidArgument
-        If something is neither a tensor nor a storage.
+        If something is neither a tensor nor a storage, or its name is no text.
     UnsupportedStorage
         If a tensor has no storage of its own (sparse or opaque).
     """
@@ -47,7 +47,12 @@ def _named(states: States) -> Iterator[tuple[str, _State]]:
     if isinstance(states, (torch.Tensor, torch.UntypedStorage)):
         yield "tensor", states
     elif isinstance(states, Mapping):
-        yield from states.items()
+        for name, state in states.items():
+            if not isinstance(name, str):
+                raise InvalidArgument(
+                    f"a {type(name).__name__} is no name for a state; give text: it is for errors"
+                )
+            yield name, state
     elif isinstance(states, Iterable):
         for index, state in enumerate(states):
             yield f"tensors[{index}]", state

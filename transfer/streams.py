@@ -29,13 +29,18 @@ def stream_handle(stream: object) -> int:
     stream
         A `torch.cuda.Stream`, a CuPy stream, a stream of `pinferry._native`, or a ``CUstream`` as
         an integer; 0 is CUDA's legacy default stream, or the calling thread on the CPU device.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is none of those, or an integer that no handle can be.
     """
-    for attribute in ("cuda_stream", "handle", "ptr"):
-        handle = getattr(stream, attribute, None)
-        if isinstance(handle, int):
-            return handle
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream
+    attributes = (getattr(stream, name, None) for name in ("cuda_stream", "handle", "ptr"))
+    for handle in (*attributes, stream):
+        if isinstance(handle, int) and not isinstance(handle, bool):
+            if 0 <= handle < 2**64:
+                return handle
+            break
     raise InvalidArgument(
         f"{stream!r} is no stream; give a torch.cuda.Stream, a CuPy stream or an integer handle"
     )

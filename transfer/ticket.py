@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 from pinferry.errors import TransferTimeout
+from pinferry.pool.options import check_timeout
 from pinferry.transfer.awaiting import until_done
 from pinferry.transfer.streams import current_stream, stream_handle
 from pinferry.transfer.watcher import WATCHER
@@ -97,13 +99,17 @@ class Ticket:
         Parameters
         ----------
         timeout
-            Seconds; None waits for as long as it takes.
+            Seconds; None waits for as long as it takes. Less than none are left where a deadline
+            has passed: then it does not wait.
 
         Raises
         ------
         TransferTimeout
             If it takes longer. The copies go on.
+        InvalidArgument
+            If it is no number of seconds.
         """
+        check_timeout(timeout, least=-sys.float_info.max)
         if not self._native.synchronize(timeout):
             raise TransferTimeout(
                 f"{self.nbytes} bytes were not copied within {timeout} s, and copying goes on; "
