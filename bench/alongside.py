@@ -44,6 +44,9 @@ def measure_alongside(
         plan.offload()
         plan.reload()
         yield "interference", _interference(device, repeats, plan.offload, plan.reload)
+        copies = _RawCopies(bulk)
+        yield "interference_raw", _interference(device, repeats, copies.start, copies.wait)
+        del copies
         milliseconds: list[float] = []
         for _ in range(repeats):
             small.offload().synchronize()
@@ -59,6 +62,23 @@ def measure_alongside(
         spread = min(milliseconds), max(milliseconds)
         limit = f"1 ms, for a reload of {_URGENT_BYTES} bytes during an offload of {nbytes}"
         yield "urgent_ms", Case(statistics.median(milliseconds), 1.0, "ms", limit, spread)
+
+
+class _RawCopies:
+    """The same bytes by PyTorch's copy into pinned memory, on a stream of their own."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = list(tensors.values())
+        self._host = torch.empty_like(self._tensors[0], device="cpu", pin_memory=True)
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def start(self) -> None:
+        with torch.cuda.stream(self._stream):
+            for tensor in self._tensors:
+                self._host.copy_(tensor, non_blocking=True)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
 
 
 def _interference(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
+import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,17 @@ def load_kernels() -> None:
         torch.ones(8, dtype=dtype, device="cuda:0")
     torch.cuda.synchronize("cuda:0")
     prepare_kernels(open_device("cuda:0"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what tests measure and build out of the user's cache folder.
+
+    The processes of a run that starts several share one folder, which is the first one's.
+    """
+    if "PINFERRY_TESTS_CACHE" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="pinferry-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["PINFERRY_TESTS_CACHE"] = os.environ["XDG_CACHE_HOME"] = folder.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

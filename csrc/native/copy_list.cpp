@@ -51,7 +51,14 @@ Batch CopyList::batch(const std::vector<Address>& addresses) const {
                                            std::to_string(addresses.size()) +
                                            " addresses to go with them");
     }
-    Batch batch{CopyRanges(parts_.size()), blocks_};
+    Batch batch{CopyRanges(parts_.size()), {}};
+    batch.blocks.reserve(blocks_.size());
+    for (const auto& block : blocks_) {
+        batch.blocks.push_back(block.lock());
+        if (!batch.blocks.back()) {
+            throw Error("BlockFreed", "a block that was to be copied is gone; keep it meanwhile");
+        }
+    }
     for (const Part& part : parts_) {
         batch.ranges.add({part.host, addresses[part.storage] + part.offset, part.bytes}, part.chunk,
                          part.storage);

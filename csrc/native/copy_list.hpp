@@ -14,7 +14,9 @@ struct Placement {
     std::vector<std::size_t> sizes;
 };
 
-// Where the bytes of storages lie in the arena, worked out once for many moves.
+// Where the bytes of storages lie in the arena, worked out once for many moves. It does not hold
+// the blocks: a list that somebody forgot, in the traceback of an error, must not keep an arena
+// open.
 class CopyList {
   public:
     // Throws Error("InvalidArgument") unless every storage lies within its blocks.
@@ -24,7 +26,8 @@ class CopyList {
     std::size_t bytes() const noexcept { return bytes_; }
 
     // The copies that connect each storage with its device address. Throws
-    // Error("InvalidArgument") unless there are as many addresses as storages.
+    // Error("InvalidArgument") unless there are as many addresses as storages, and
+    // Error("BlockFreed") if a block is gone.
     Batch batch(const std::vector<Address>& addresses) const;
 
   private:
@@ -38,7 +41,7 @@ class CopyList {
 
     void add_storage(const Blocks& blocks, std::size_t offset, std::size_t size);
 
-    Blocks blocks_;  // each once
+    std::vector<std::weak_ptr<Block>> blocks_;  // each once
     std::vector<Part> parts_;
     std::size_t storages_ = 0;
     std::size_t bytes_ = 0;

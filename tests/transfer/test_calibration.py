@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,8 +54,9 @@ def test_the_grid_is_the_smallest_that_is_nearly_the_fastest(
 def device(
     fake_gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> _native.CudaDevice:
-    """Return a GPU of the fake driver with a kernel, and an empty cache."""
+    """Return a GPU of the fake driver with a kernel, never busy, and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("pinferry.transfer.calibration._SAME", math.inf)
     device = _native.CudaDevice(0)
     load_kernel(device)
     return device
@@ -70,6 +72,15 @@ def tunings(device: _native.CudaDevice) -> dict[str, Tuning]:
 def kept(folder: Path) -> Path:
     [file] = folder.glob("pinferry/*")
     return file
+
+
+def test_what_was_measured_on_a_busy_gpu_is_set_and_not_kept(
+    device: _native.CudaDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pinferry.transfer.calibration._SAME", 0.0)
+    measured = calibrate(device)
+    assert tunings(device) == measured
+    assert not list(tmp_path.glob("pinferry/*"))
 
 
 def test_what_was_measured_is_set_and_kept(device: _native.CudaDevice, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pinferry import _native
 from pinferry._native import Direction
-from pinferry.errors import InvalidArgument
+from pinferry.errors import BlockFreed, InvalidArgument
 from tests.workbench import LATE, MIB, random_bytes
 
 if TYPE_CHECKING:
@@ -88,3 +88,19 @@ def test_each_storage_has_one_address(workbench: Workbench) -> None:
                 addresses=addresses,
                 streams=[],
             )
+
+
+def test_a_list_does_not_hold_its_blocks(workbench: Workbench) -> None:
+    arena = workbench.arena(MIB)
+    block = arena.allocate(512, 0.0)
+    copies = _native.CopyList([([block], [0], [512])])
+    del block
+    assert arena.stats().blocks == 0
+    with pytest.raises(BlockFreed, match="gone"):
+        _native.submit_list(
+            device=workbench.device,
+            direction=Direction.TO_HOST,
+            copies=copies,
+            addresses=bytes(8),
+            streams=[],
+        )

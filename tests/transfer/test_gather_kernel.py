@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import product
 from typing import TYPE_CHECKING
@@ -77,6 +78,7 @@ def test_a_calibration_sets_the_device_and_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("pinferry.transfer.calibration._SAME", math.inf)
     device = _native.CudaDevice(0)
     load_kernel(device, real=True)
     measured = calibrate(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
@@ -65,6 +66,7 @@ def device(
 def test_an_engine_gives_its_gpu_a_kernel_once(
     device: _native.CudaDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr("pinferry.transfer.calibration._SAME", math.inf)
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(Compiled))
     monkeypatch.setattr(Compiled, "made", 0)
     with PinnedArena("1MiB", device=device) as arena:
