@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import torch
 from pinferry import _native
 from pinferry.errors import (
     ArenaClosed,
-    ArenaExhausted,
     ArenaInUse,
     EngineClosed,
     InvalidArgument,
@@ -19,42 +17,35 @@ from pinferry.errors import (
 )
 from pinferry.pool import PinnedArena, format_bytes, parse_size
 from pinferry.pool.options import check_flag
-from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.cargo import Cargo
-from pinferry.transfer.in_flight import IN_FLIGHT
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.kernels import prepare_kernels
-from pinferry.transfer.moves import bring, send
+from pinferry.transfer.mover import Mover
 from pinferry.transfer.parked import HostCopy, ParkedStorage, open_handle
 from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.release import Release, parse_release
 from pinferry.transfer.storages import named_storages, storage_key
-from pinferry.transfer.streams import stream_handles
 from pinferry.transfer.swap import SwapTicket, swap
 from pinferry.transfer.ticket import Ticket
-from pinferry.transfer.trace import Trace, traced
+from pinferry.transfer.trace import Trace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from pinferry._torch import ResidentStorages, StorageHandle
+    from pinferry._torch import StorageHandle
     from pinferry.transfer.storages import States
 
 __all__ = ["TransferEngine"]
-
-# Blocks of a copy that is still running come back when it ends; a copy that takes longer than this
-# is stuck behind its producer, and the caller should know.
-_ARENA_WAIT_S = 60.0
 
 # Engines that hold somebody's bytes live until those are back, whoever forgets them.
 _holding: set[TransferEngine] = set()
 
 
-class TransferEngine:
+class TransferEngine(Mover):
     """Moves the storages behind tensors between a device and a `PinnedArena`.
 
     Whole storages move, each once, so that every view of them goes and comes with it. While a
@@ -93,34 +84,14 @@ class TransferEngine:
         if arena.closed:
             raise ArenaClosed("this arena is closed; make a new one for the engine")
         prepare_kernels(arena.device)
-        self._arena = arena
-        self._lock = threading.RLock()
         self._parked: dict[int, ParkedStorage] = {}  # by the key of the storage
-        self._arrivals = Arrivals(self._hold)
-        # Reloads that not every later offload is ordered behind, and the storages that they bring.
-        self._unordered: list[tuple[_native.Ticket, frozenset[int]]] = []
         self._closed = False
-        self.tracer: Trace | None = None  # what records the moves, while something does
+        super().__init__(arena)
 
     @classmethod
     def holding(cls, arena: PinnedArena) -> TransferEngine | None:
         """Return an engine that holds somebody's bytes in `arena`, if there is one."""
         return next((engine for engine in _holding.copy() if engine.arena is arena), None)
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Guards the engine and its plans."""
-        return self._lock
-
-    @property
-    def arena(self) -> PinnedArena:
-        """Where the bytes go."""
-        return self._arena
-
-    @property
-    def device(self) -> _native.Device:
-        """The device that the engine serves."""
-        return self._arena.device
 
     @property
     def offloaded_bytes(self) -> int:
@@ -382,17 +353,6 @@ class TransferEngine:
         """
         return Trace(self, path, nvtx=nvtx)
 
-    def take_room(self, sizes: Sequence[int]) -> list[list[_native.Block]]:
-        """Take room in the arena for each of `sizes`, or raise `ArenaExhausted`."""
-        try:
-            return self._arena.deal(sizes, timeout=_ARENA_WAIT_S)
-        except ArenaExhausted as error:
-            raise ArenaExhausted(
-                f"cannot offload {len(sizes)} storages, {format_bytes(sum(sizes))}, and nothing "
-                f"was moved: {error}",
-                **error.fields,
-            ) from None
-
     def _park(self, handles: Mapping[str, StorageHandle]) -> list[ParkedStorage]:
         sizes = [handle.nbytes for handle in handles.values()]
         return [
@@ -401,59 +361,6 @@ class TransferEngine:
                 handles.items(), sizes, self.take_room(sizes), strict=True
             )
         ]
-
-    @traced("H2D")
-    def fetch(self, cargo: Cargo, streams: Iterable[object] | None, *, defer: bool) -> Ticket:
-        """Bring storages back from their blocks, which stay theirs."""
-        consumers: list[int] | None = None
-        if defer:
-            consumers = []
-        elif streams is not None:
-            consumers = stream_handles(self.device, streams)
-        native, fresh = bring(self.device, cargo, consumers=consumers)
-        if consumers is not None:
-            self._unordered.append((native, cargo.keys))
-            self.keep(native, fresh)
-        if defer:
-            ticket = self._arrivals.defer(native, self.device, fresh, cargo)
-            self._hold()
-            return ticket
-        fresh.install()
-        IN_FLIGHT.reap()  # on the CPU the way back has waited for the way out
-        return Ticket(native, self.device)
-
-    @traced("D2H")
-    def dispatch(
-        self,
-        cargo: Cargo,
-        held: ResidentStorages,
-        owners: Sequence[HostCopy],
-        streams: Iterable[object] | None,
-        release: Release,
-    ) -> Ticket:
-        """Send storages to their blocks and take their memory away, for `owners` to hold."""
-        native, released = send(
-            self.device,
-            cargo,
-            held,
-            owners=owners,
-            streams=stream_handles(self.device, streams),
-            after=[ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)],
-            release=release,
-        )
-        self.keep(native, released)
-        return Ticket(native, self.device, on_done=IN_FLIGHT.reap)
-
-    def keep(self, native: _native.Ticket, held: object) -> None:
-        """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""
-        if self.device.kind == "cpu":
-            IN_FLIGHT.hold(native, held)
-
-    def reap(self) -> None:
-        """Free what copies that have ended needed."""
-        with self._lock:
-            IN_FLIGHT.reap()
-            self._unordered = [each for each in self._unordered if not each[0].done()]
 
     def _forget(self, parked: ParkedStorage) -> None:
         # Called wherever a storage dies, perhaps amid another call of this thread, which therefore
@@ -475,10 +382,6 @@ class TransferEngine:
             _holding.add(self)
         else:
             _holding.discard(self)
-
-    def settle(self) -> None:
-        """Make the current stream wait for every deferred reload."""
-        self._arrivals.settle()
 
     def close(self) -> None:
         """Refuse further work. Closing twice is harmless; the arena stays open.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pinferry import TransferEngine
 
-ENGINE = "pinferry.transfer.engine"
+MOVER = "pinferry.transfer.mover"
 
 
 def interrupted_after(call: Callable[..., object]) -> Callable[..., object]:
@@ -35,7 +35,7 @@ def test_an_interrupt_amid_an_offload_leaves_all_of_it_away_and_known(
 ) -> None:
     x = torch.arange(1000.0, device=torch_device)
     with monkeypatch.context() as patch:
-        patch.setattr(f"{ENGINE}.send", interrupted_after(moves.send))
+        patch.setattr(f"{MOVER}.send", interrupted_after(moves.send))
         with pytest.raises(KeyboardInterrupt):
             engine.offload({"x": x})
     assert engine.offloaded_names() == ("x",)
@@ -49,7 +49,7 @@ def test_an_interrupt_amid_a_reload_brings_all_of_it_back(
     x = torch.arange(1000.0, device=torch_device)
     engine.offload({"x": x})
     with monkeypatch.context() as patch:
-        patch.setattr(f"{ENGINE}.bring", interrupted_after(moves.bring))
+        patch.setattr(f"{MOVER}.bring", interrupted_after(moves.bring))
         with pytest.raises(KeyboardInterrupt):
             engine.reload()
     assert engine.offloaded_names() == ()
@@ -62,7 +62,7 @@ def test_an_interrupt_amid_a_plan_s_offload_leaves_the_plan_knowing_it(
     x = torch.arange(1000.0, device=torch_device)
     plan = engine.plan({"x": x})
     with monkeypatch.context() as patch:
-        patch.setattr(f"{ENGINE}.send", interrupted_after(moves.send))
+        patch.setattr(f"{MOVER}.send", interrupted_after(moves.send))
         with pytest.raises(KeyboardInterrupt):
             plan.offload()
     assert plan.offloaded

@@ -169,7 +169,7 @@ def test_a_call_that_fails_is_recorded_with_its_error(
 
     with engine.trace(path):
         with monkeypatch.context() as patch:
-            patch.setattr("pinferry.transfer.engine.send", refuse)
+            patch.setattr("pinferry.transfer.mover.send", refuse)
             with pytest.raises(NotOffloaded):
                 engine.offload({"x": torch.ones(8, device=torch_device)})
         with pytest.raises(ArenaExhausted):  # before any move

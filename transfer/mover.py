@@ -1,0 +1,133 @@
+"""What moves cargo for engines and their plans."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from pinferry.errors import ArenaExhausted
+from pinferry.pool import format_bytes
+from pinferry.transfer.arrivals import Arrivals
+from pinferry.transfer.in_flight import IN_FLIGHT
+from pinferry.transfer.moves import bring, send
+from pinferry.transfer.streams import stream_handles
+from pinferry.transfer.ticket import Ticket
+from pinferry.transfer.trace import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pinferry import _native
+    from pinferry._torch import ResidentStorages
+    from pinferry.pool import PinnedArena
+    from pinferry.transfer.cargo import Cargo
+    from pinferry.transfer.parked import HostCopy
+    from pinferry.transfer.release import Release
+    from pinferry.transfer.trace import Trace
+
+__all__ = ["Mover"]
+
+# Blocks of a copy that is still running come back when it ends; a copy that takes longer than this
+# is stuck behind its producer, and the caller should know.
+_ARENA_WAIT_S = 60.0
+
+
+class Mover:
+    """Moves cargo between a device and an arena, in order with what it moved before.
+
+    It knows nothing of which storages are away; its callers do.
+    """
+
+    def __init__(self, arena: PinnedArena) -> None:
+        self._arena = arena
+        self._lock = threading.RLock()
+        self._arrivals = Arrivals(self._hold)
+        # Reloads that not every later offload is ordered behind, and the storages that they bring.
+        self._unordered: list[tuple[_native.Ticket, frozenset[int]]] = []
+        self.tracer: Trace | None = None  # what records the moves, while something does
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Guards the engine and its plans."""
+        return self._lock
+
+    @property
+    def arena(self) -> PinnedArena:
+        """Where the bytes go."""
+        return self._arena
+
+    @property
+    def device(self) -> _native.Device:
+        """The device that the engine serves."""
+        return self._arena.device
+
+    def take_room(self, sizes: Sequence[int]) -> list[list[_native.Block]]:
+        """Take room in the arena for each of `sizes`, or raise `ArenaExhausted`."""
+        try:
+            return self._arena.deal(sizes, timeout=_ARENA_WAIT_S)
+        except ArenaExhausted as error:
+            raise ArenaExhausted(
+                f"cannot offload {len(sizes)} storages, {format_bytes(sum(sizes))}, and nothing "
+                f"was moved: {error}",
+                **error.fields,
+            ) from None
+
+    @traced("H2D")
+    def fetch(self, cargo: Cargo, streams: Iterable[object] | None, *, defer: bool) -> Ticket:
+        """Bring storages back from their blocks, which stay theirs."""
+        consumers: list[int] | None = None
+        if defer:
+            consumers = []
+        elif streams is not None:
+            consumers = stream_handles(self.device, streams)
+        native, fresh = bring(self.device, cargo, consumers=consumers)
+        if consumers is not None:
+            self._unordered.append((native, cargo.keys))
+            self.keep(native, fresh)
+        if defer:
+            ticket = self._arrivals.defer(native, self.device, fresh, cargo)
+            self._hold()
+            return ticket
+        fresh.install()
+        IN_FLIGHT.reap()  # on the CPU the way back has waited for the way out
+        return Ticket(native, self.device)
+
+    @traced("D2H")
+    def dispatch(
+        self,
+        cargo: Cargo,
+        held: ResidentStorages,
+        owners: Sequence[HostCopy],
+        streams: Iterable[object] | None,
+        release: Release,
+    ) -> Ticket:
+        """Send storages to their blocks and take their memory away, for `owners` to hold."""
+        native, released = send(
+            self.device,
+            cargo,
+            held,
+            owners=owners,
+            streams=stream_handles(self.device, streams),
+            after=[ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)],
+            release=release,
+        )
+        self.keep(native, released)
+        return Ticket(native, self.device, on_done=IN_FLIGHT.reap)
+
+    def keep(self, native: _native.Ticket, held: object) -> None:
+        """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""
+        if self.device.kind == "cpu":
+            IN_FLIGHT.hold(native, held)
+
+    def reap(self) -> None:
+        """Free what copies that have ended needed."""
+        with self._lock:
+            IN_FLIGHT.reap()
+            self._unordered = [each for each in self._unordered if not each[0].done()]
+
+    def settle(self) -> None:
+        """Make the current stream wait for every deferred reload."""
+        self._arrivals.settle()
+
+    def _hold(self) -> None:
+        """Do what is due when something has begun to arrive or has arrived."""
