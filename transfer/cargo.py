@@ -42,7 +42,7 @@ class Cargo:
         self.nbytes = sum(member.nbytes for member in members)
         self.group: StorageGroup = load_bridge().StorageGroup(
             [member.handle for member in members],
-            [member.name for member in members],
+            self.names,
             [member.nbytes for member in members],
             slabs,
         )

@@ -28,7 +28,7 @@ def test_plans_are_measured_beside_a_raw_copy_and_a_loop() -> None:
             assert case.reference > 0
         assert cases[f"offload_{kind}_vs_loop"].ratio > 0
     submits = [case for key, case in cases.items() if key.startswith("submit_planned_")]
-    assert len(submits) == 1 or len(submits) == 2
+    assert submits
     assert all(case.reference == 4000.0 for case in submits)
 
 

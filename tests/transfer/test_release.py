@@ -20,7 +20,6 @@ NBYTES = 64 * 1024
 on_gpu = pytest.mark.parametrize(
     "torch_device", [pytest.param("cuda:0", marks=pytest.mark.gpu)], indirect=True
 )
-on_cpu = pytest.mark.parametrize("torch_device", ["cpu"], indirect=True)
 
 
 def sevens(device: str) -> torch.Tensor:
@@ -118,17 +117,21 @@ def test_the_current_stream_waits_for_an_ordered_offload_alone(
 
 
 @pytest.mark.parametrize(
-    "torch_device",
-    ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)],
-    indirect=True,
+    ("torch_device", "release"),
+    [
+        ("cpu", "synchronous"),
+        ("cpu", "ordered"),  # the calling thread is what waits there
+        pytest.param("cuda:0", "synchronous", marks=pytest.mark.gpu),
+    ],
+    indirect=["torch_device"],
 )
-def test_a_synchronous_offload_returns_after_the_copy(
-    engine: TransferEngine, stream: _native.Stream, torch_device: str
+def test_an_offload_that_makes_the_caller_wait_returns_after_the_copy(
+    engine: TransferEngine, stream: _native.Stream, torch_device: str, release: str
 ) -> None:
     x = sevens(torch_device)
     stream.hold()
     call = threading.Thread(
-        target=lambda: engine.offload({"x": x}, streams=[stream], release="synchronous")
+        target=lambda: engine.offload({"x": x}, streams=[stream], release=release)
     )
     call.start()
     call.join(SOON)
@@ -136,24 +139,6 @@ def test_a_synchronous_offload_returns_after_the_copy(
     stream.release()
     call.join(LATE)
     assert not call.is_alive()
-    engine.reload()
-    assert torch.equal(x, sevens(torch_device))
-
-
-@on_cpu
-def test_on_the_cpu_the_calling_thread_is_what_an_ordered_offload_makes_wait(
-    engine: TransferEngine, stream: _native.Stream, torch_device: str
-) -> None:
-    x = sevens(torch_device)
-    stream.hold()
-    call = threading.Thread(
-        target=lambda: engine.offload({"x": x}, streams=[stream], release="ordered")
-    )
-    call.start()
-    call.join(SOON)
-    assert call.is_alive()
-    stream.release()
-    call.join(LATE)
     engine.reload()
     assert torch.equal(x, sevens(torch_device))
 
