@@ -239,6 +239,7 @@ void Arena::refuse(const Request& request) {
     const bool aligned = alignment > block_alignment;
     {
         const std::lock_guard lock(mutex_);
+        require_open();  // closed meanwhile, which is why nothing will come
         ++counters_.failures;
     }
     const ArenaStats now = stats();
