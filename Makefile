@@ -120,7 +120,7 @@ build/stubtest/stamp: $(BUILD_STAMP) $(STUBS) $(ALLOWLIST)
 
 pytest: build fake-driver
 	$(call say,pytest)
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(JOBS) --maxprocesses 8
 
 # ---- C++: unit programs, the stand-in driver, the driver's declarations
 # Each csrc/testing/test_NAME.cpp is one program, linked with the core without its Python bindings.
