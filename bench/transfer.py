@@ -10,7 +10,7 @@ from pinferry.bench.many_copies import measure_many_copies
 from pinferry.bench.planned import measure_planned
 from pinferry.bench.swapping import measure_swap
 from pinferry.pool import open_device
-from pinferry.transfer.calibration import calibrate
+from pinferry.transfer.calibration import measure_copies
 from pinferry.transfer.kernels import prepare_kernels
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def measure_transfer(device: torch.device, nbytes: int, repeats: int) -> Iterato
     opened = open_device(str(device))
     prepare_kernels(opened)
     if opened.copy_tier == "kernel":
-        calibrate(opened)
+        measure_copies(opened)
     yield from measure_planned(device, repeats)
     yield from measure_many_copies(device, repeats)
     yield from measure_cold(device, nbytes, repeats)

@@ -10,10 +10,12 @@ from pinferry.errors import InvalidArgument, NotOffloaded
 from pinferry.pool.options import check_flag
 from pinferry.states.categories import COMPACTED, Category, parse_include
 from pinferry.states.discovery import discover, survey
+from pinferry.states.frozen import immutable_names
 from pinferry.states.holders import check_holders
 from pinferry.states.memory import MemoryReading, read_memory
 from pinferry.states.reclaim import ReclaimReport, measure_reclaim
-from pinferry.transfer import Release, TransferEngine, storage_key
+from pinferry.transfer import Access, Release, TransferEngine, storage_key
+from pinferry.transfer.options import ReloadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from pinferry.pool import PinnedArena
     from pinferry.states.categories import Include
+    from pinferry.states.frozen import Immutable
     from pinferry.states.state_set import StateSet
     from pinferry.transfer import Ticket, TransferPlan
     from pinferry.transfer.parked import ParkedStorage
@@ -107,6 +110,7 @@ class StateOffloader:
         non_blocking: bool = True,
         *,
         release: Release | str = Release.RECORD_STREAM,
+        access: Access | str = Access.RAISE,
     ) -> Ticket:
         """Copy state to the arena and give its device memory back to PyTorch's allocator.
 
@@ -119,6 +123,8 @@ class StateOffloader:
             any reuse of the memory and before a reload. False waits for their end.
         release
             What orders them before any reuse; see `TransferEngine.offload`.
+        access
+            ``"readable"`` lets a checkpoint, say, read what is away; see `TransferEngine.offload`.
 
         Raises
         ------
@@ -137,7 +143,7 @@ class StateOffloader:
                 lambda entry: storage_key(entry.storage) not in away
             )
             before = read_memory(self._engine.device)
-            ticket = self._engine.offload(moving.storages(), release=release)
+            ticket = self._engine.offload(moving.storages(), release=release, access=access)
             self._remember(moving)
             if ticket.nbytes:
                 self._last = (moving.by_category(), before, ticket)
@@ -171,7 +177,13 @@ class StateOffloader:
             ticket.synchronize()
         return ticket
 
-    def plan(self, include: Include = None, *, compact: Include = COMPACTED) -> TransferPlan:
+    def plan(
+        self,
+        include: Include = None,
+        *,
+        compact: Include = COMPACTED,
+        immutable: Immutable = None,
+    ) -> TransferPlan:
         """Fix the place of state in the arena, for moving it in every iteration.
 
         A plan moves what is found now, at a fraction of the host's time that `offload` takes, and
@@ -185,11 +197,18 @@ class StateOffloader:
         compact
             Categories whose small storages may share device memory; see `TransferEngine.plan`. By
             default what only the optimizer touches. ``()`` compacts nothing.
+        immutable
+            States that nobody writes to, so that they are copied to the arena once:
+            ``"frozen"`` for the parameters that require no gradient and that the optimizer does not
+            step on, or names as `discover` gives them; see `TransferEngine.plan`. Not for
+            weights that adapters are merged into.
 
         Raises
         ------
         UnknownCategory
             If `include` or `compact` names one that does not exist.
+        InvalidArgument
+            If `immutable` names what is not in the plan.
         ArenaExhausted, UnsupportedStorage, AlreadyOffloaded
             If something cannot be moved, or is away.
 
@@ -215,7 +234,11 @@ class StateOffloader:
             found = survey(self._model, self._optimizer, device=self._device_name())
             found.require_movable(categories)
             states = found.states.only(*categories)
-            return self._engine.plan(states.storages(), compact=states.only(*compacted).names())
+            return self._engine.plan(
+                states.storages(),
+                compact=states.only(*compacted).names(),
+                immutable=immutable_names(states, immutable, self._model, self._optimizer),
+            )
 
     @contextlib.contextmanager
     def offloaded(self, *include: str) -> Iterator[StateOffloader]:
@@ -297,7 +320,8 @@ class StateOffloader:
     def _reload(self, categories: frozenset[Category], leave: frozenset[int]) -> Ticket:
         away = self._away()
         return self._engine.reload_keys(
-            [key for key, category in away.items() if category in categories and key not in leave]
+            [key for key, category in away.items() if category in categories and key not in leave],
+            ReloadOptions(),
         )
 
     def _device_name(self) -> str:

@@ -52,6 +52,10 @@ class FakeDriver:
         """Let a driver that is loaded from now on lack the entry point `name`."""
         self._library.fake_hide(name.encode(), True)
 
+    def priority(self, stream: int) -> int:
+        """Return the priority that a stream was made with: 0 at the least, -5 at the greatest."""
+        return int(self._library.fake_priority(ctypes.c_size_t(stream)))
+
     def calls(self) -> int:
         """Return how many calls that can fail were made since reset()."""
         return int(self._library.fake_calls())

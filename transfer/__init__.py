@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pinferry.transfer.engine import TransferEngine
+from pinferry.transfer.kernels import calibrate
+from pinferry.transfer.options import Access, Release, Verify
 from pinferry.transfer.plan import TransferPlan
-from pinferry.transfer.release import Release
 from pinferry.transfer.storages import inner_tensors, named_storages, storage_key, storage_of
 from pinferry.transfer.swap import SwapTicket
 from pinferry.transfer.ticket import Ticket
 from pinferry.transfer.trace import Trace
 
 __all__ = [
+    "Access",
     "Release",
     "SwapTicket",
     "Ticket",
     "Trace",
     "TransferEngine",
     "TransferPlan",
+    "Verify",
+    "calibrate",
     "inner_tensors",
     "named_storages",
     "storage_key",

@@ -1,4 +1,4 @@
-"""From which size on a copy goes by DMA, and how large the kernel's grid is: measured once a GPU.
+"""From which size on copies go by DMA, in which pieces, and the kernel's grid: measured once a GPU.
 
 The figures are kept in the user's cache folder, by GPU, driver, pinferry and kernel.
 """
@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from pinferry.errors import InvalidArgument, PinferryError, TransferTimeout
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["KERNEL_SOURCE", "Tuning", "calibrate", "choose", "tune"]
+__all__ = ["KERNEL_SOURCE", "Tuning", "choose", "choose_piece", "measure_copies", "tune"]
 
 #: The kernel, in an installed package as well as in a checkout.
 KERNEL_SOURCE = Path(__file__).parent.parent / "csrc" / "kernels" / "gather.cu"
@@ -29,6 +29,9 @@ KERNEL_SOURCE = Path(__file__).parent.parent / "csrc" / "kernels" / "gather.cu"
 _SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 _GRIDS = (8, 16, 32, 64, 128)
 _TOTAL = 16 << 20  # bytes of each trial: the launch of a kernel is little beside them
+# A piece is the smallest for which the cuts cost no more of the link than this.
+_PIECES = (4 << 20, 8 << 20, 16 << 20, 32 << 20)
+_WORTH_A_CUT = 0.004
 _GAP = 512  # between ranges on the device, so that they are not joined
 _TRIALS = 3  # the fastest counts; the first one warms up
 _TRIAL_S = 2.0  # a trial that takes longer is stuck behind something
@@ -53,10 +56,13 @@ class Tuning:
         Ranges of this size and larger ones go by DMA, smaller ones by the kernel.
     blocks
         Thread blocks of the kernel.
+    piece_nbytes
+        What is larger goes in pieces of this size, between which urgent copies go.
     """
 
     threshold_nbytes: int
     blocks: int
+    piece_nbytes: int = _PIECES[-1]
 
 
 def tune(device: _native.CudaDevice) -> None:
@@ -70,13 +76,13 @@ def tune(device: _native.CudaDevice) -> None:
         _apply(device, tunings)
         return
     try:
-        calibrate(device)
+        measure_copies(device)
     except Exception as error:  # noqa: BLE001 -- whatever it is, copies work without
         # As text here and below: a handler may keep the error, and with it all that it holds.
         _log.warning("copies on cuda:%d are not calibrated: %s", device.index, str(error))
 
 
-def calibrate(device: _native.Device) -> dict[str, Tuning]:
+def measure_copies(device: _native.Device) -> dict[str, Tuning]:
     """Measure copies by DMA and by the kernel, set `device` to the result, and keep it.
 
     Blocks for some tenths of a second. Best called while the GPU has nothing else to do. Meanwhile
@@ -143,6 +149,15 @@ def choose(
     return Tuning(threshold, blocks)
 
 
+def choose_piece(whole: float, cut: float, pieces: int) -> int:
+    """Choose the size of pieces by the times of `_TOTAL` bytes in one and in many `pieces`."""
+    a_cut = max(cut - whole, 0.0) / (pieces - 1)
+    for size in _PIECES:
+        if a_cut <= _WORTH_A_CUT * whole * size / _TOTAL:
+            return size
+    return _PIECES[-1]
+
+
 class _Trial:
     """Copies of each size, on memory of their own."""
 
@@ -167,7 +182,14 @@ class _Trial:
             for blocks, times in kernel.items():
                 times.append(self._time(direction, pieces, Tuning(size + 1, blocks)))
             del pieces  # the blocks of the next size take their place
-        return choose(_SIZES, dma, kernel)
+        return replace(choose(_SIZES, dma, kernel), piece_nbytes=self._choose_piece(direction))
+
+    def _choose_piece(self, direction: Direction) -> int:
+        """Compare one copy of all bytes with the same in many pieces."""
+        pieces = self._pieces(_TOTAL)
+        whole_ms = self._time(direction, pieces, Tuning(0, _GRIDS[0], _TOTAL))
+        cut_ms = self._time(direction, pieces, Tuning(0, _GRIDS[0], _SIZES[-1]))
+        return choose_piece(whole_ms, cut_ms, _TOTAL // _SIZES[-1])
 
     def time_dma(self) -> float:
         """Return the milliseconds of large copies, both ways."""
@@ -184,7 +206,10 @@ class _Trial:
 
     def _time(self, direction: Direction, pieces: list[_native.Piece], tuning: Tuning) -> float:
         self._device.tune_copies(
-            direction, threshold_nbytes=tuning.threshold_nbytes, blocks=tuning.blocks
+            direction,
+            threshold_nbytes=tuning.threshold_nbytes,
+            blocks=tuning.blocks,
+            piece_nbytes=tuning.piece_nbytes,
         )
         times = []
         for _ in range(_TRIALS):
@@ -201,7 +226,10 @@ class _Trial:
 def _apply(device: _native.CudaDevice, tunings: Mapping[str, Tuning]) -> None:
     for name, tuning in tunings.items():
         device.tune_copies(
-            _DIRECTIONS[name], threshold_nbytes=tuning.threshold_nbytes, blocks=tuning.blocks
+            _DIRECTIONS[name],
+            threshold_nbytes=tuning.threshold_nbytes,
+            blocks=tuning.blocks,
+            piece_nbytes=tuning.piece_nbytes,
         )
 
 
@@ -213,6 +241,7 @@ def _key(device: _native.CudaDevice) -> dict[str, str]:
         "gpu": device.uuid,
         "driver": str(_native.driver_version()),
         "pinferry": pinferry.__version__,
+        "format": "2",
         "kernel": hashlib.sha256(KERNEL_SOURCE.read_bytes()).hexdigest()[:16],
     }
 
@@ -239,12 +268,15 @@ def _read(device: _native.CudaDevice) -> dict[str, Tuning] | None:
 
 
 def _parse(kept: Mapping[str, object]) -> Tuning:
-    threshold, blocks = kept["threshold_nbytes"], kept["blocks"]
-    if type(threshold) is not int or type(blocks) is not int:
+    threshold, blocks, piece = kept["threshold_nbytes"], kept["blocks"], kept["piece_nbytes"]
+    if type(threshold) is not int or type(blocks) is not int or type(piece) is not int:
         raise TypeError("sizes and blocks are whole numbers")
-    if not (0 <= threshold <= 2 * _SIZES[-1] and blocks in _GRIDS):
-        raise ValueError(f"{threshold} bytes and {blocks} blocks are nothing that is measured")
-    return Tuning(threshold, blocks)
+    if not (0 <= threshold <= 2 * _SIZES[-1] and blocks in _GRIDS and piece in _PIECES):
+        raise ValueError(
+            f"{threshold} bytes, {blocks} blocks and pieces of {piece} bytes are nothing that is "
+            "measured"
+        )
+    return Tuning(threshold, blocks, piece)
 
 
 def _write(device: _native.CudaDevice, tunings: Mapping[str, Tuning]) -> None:

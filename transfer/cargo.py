@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pinferry import _native
-from pinferry.errors import StorageChanged
+from pinferry.errors import ArenaExhausted, InvalidArgument, StorageChanged
 from pinferry.transfer.bridge import load_bridge
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Cargo:
             if place.shared:
                 slabs.append((first, list(place.offsets), place.nbytes))
             first += len(place.members)
+        self.members = tuple(members)
+        self._offsets = [place.offsets for place in places]
         self.keys = frozenset(member.handle.key for member in members)
         self.names = tuple(member.name for member in members)
         self.nbytes = sum(member.nbytes for member in members)
@@ -82,6 +86,54 @@ class Cargo:
     def copies(self, *, packed: bool) -> _native.CopyList:
         """Return where the bytes go, for addresses of slabs (`packed`) or of every storage."""
         return self._packed if packed else self._loose
+
+    def host_addresses(self, device: _native.Device) -> bytes:
+        """Return where each storage lies in the arena, for accesses to it there.
+
+        Raises
+        ------
+        ArenaExhausted
+            If one lies in several pieces.
+        InvalidArgument
+            If the device has other addresses for the memory than the host.
+        """
+        if not device.maps_host_memory:
+            raise InvalidArgument(
+                "access='readable' needs a GPU that sees pinned memory at the host's own address, "
+                "and this one does not; use access='raise'"
+            )
+        addresses = self.host_addresses_or_none()
+        if addresses is None:
+            raise ArenaExhausted(
+                "access='readable' needs each storage in one piece, and the arena was too full to "
+                f"hold all of these {len(self.members)} so; free blocks or make the arena larger, "
+                "or use access='raise'. Nothing was moved"
+            )
+        return addresses
+
+    def host_addresses_or_none(self) -> bytes | None:
+        """Return where each storage lies in the arena; None unless each lies in one piece."""
+        return self._loose.host_addresses
+
+    def storage_addresses(self, packed: bytes) -> list[int]:
+        """Return an address for each storage, for those of the storages or of their places."""
+        given = array("Q", packed).tolist()
+        if len(given) == len(self.members):
+            return given
+        return [
+            address + offset
+            for address, offsets in zip(given, self._offsets, strict=True)
+            for offset in offsets
+        ]
+
+    def members_of(self, places: Sequence[int]) -> frozenset[int]:
+        """Return which storages lie in the places of these numbers."""
+        ends = list(accumulate(map(len, self._offsets)))
+        return frozenset(
+            member
+            for place in places
+            for member in range(ends[place] - len(self._offsets[place]), ends[place])
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,20 @@ from pinferry.errors import (
     NotOffloaded,
 )
 from pinferry.pool import PinnedArena, format_bytes, parse_size
-from pinferry.pool.options import check_flag
 from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.kernels import prepare_kernels
 from pinferry.transfer.mover import Mover
-from pinferry.transfer.parked import HostCopy, ParkedStorage, open_handle
+from pinferry.transfer.options import (
+    Access,
+    OffloadOptions,
+    Release,
+    ReloadOptions,
+    Verify,
+    parse_verify,
+)
+from pinferry.transfer.parked import ParkedStorage, host_copy, open_handle
 from pinferry.transfer.plan import TransferPlan
-from pinferry.transfer.release import Release, parse_release
 from pinferry.transfer.storages import named_storages, storage_key
 from pinferry.transfer.swap import SwapTicket, swap
 from pinferry.transfer.ticket import Ticket
@@ -57,6 +63,11 @@ class TransferEngine(Mover):
     ----------
     arena
         Where the bytes go. Its device is the engine's.
+    verify
+        ``"checksum"`` compares a checksum of each storage before it leaves and after it has come
+        back, and raises `ChecksumMismatch` instead of handing it over. Then a reload waits for its
+        copies, and each way reads the device memory once more: for finding out who changes bytes.
+        None, the default, does not. May be set later, as ``engine.verify``.
 
     Examples
     --------
@@ -75,7 +86,7 @@ class TransferEngine(Mover):
     tensor(6.)
     """
 
-    def __init__(self, arena: PinnedArena) -> None:
+    def __init__(self, arena: PinnedArena, *, verify: Verify | str | None = None) -> None:
         if not isinstance(arena, PinnedArena):
             raise InvalidArgument(
                 f"an engine moves bytes to a PinnedArena, and {type(arena).__name__} is none; make "
@@ -83,10 +94,11 @@ class TransferEngine(Mover):
             )
         if arena.closed:
             raise ArenaClosed("this arena is closed; make a new one for the engine")
+        way = parse_verify(verify)
         prepare_kernels(arena.device)
         self._parked: dict[int, ParkedStorage] = {}  # by the key of the storage
         self._closed = False
-        super().__init__(arena)
+        super().__init__(arena, way)
 
     @classmethod
     def holding(cls, arena: PinnedArena) -> TransferEngine | None:
@@ -114,7 +126,7 @@ class TransferEngine(Mover):
             )
         with self._lock:
             parked = self._parked.get(storage_key(storage))
-            return parked is not None and parked.handle.alive and parked.handle.guarded
+            return parked is not None and parked.handle.alive and parked.handle.away
 
     def offload(
         self,
@@ -122,6 +134,8 @@ class TransferEngine(Mover):
         *,
         streams: Iterable[object] | None = None,
         release: Release | str = Release.RECORD_STREAM,
+        access: Access | str = Access.RAISE,
+        urgent: bool = False,
     ) -> Ticket:
         """Copy storages to the arena and give their device memory back to PyTorch's allocator.
 
@@ -138,6 +152,12 @@ class TransferEngine(Mover):
             What sees to that: ``"record_stream"`` (PyTorch's allocator holds it back; nothing
             waits), ``"ordered"`` (the current stream waits for the copy; thousands of storages are
             given back in a fraction of the time), or ``"synchronous"`` (the host waits).
+        access
+            ``"raise"``: any access to what is away raises. ``"readable"``: it reads, and writes,
+            the host copy over the link, such as for a checkpoint; the current stream waits for the
+            copy. `docs/access.md` says what kernels can and cannot do there.
+        urgent
+            Go before what other calls have queued that is not: between its pieces, not behind it.
 
         Returns
         -------
@@ -151,10 +171,10 @@ class TransferEngine(Mover):
         WrongDevice, UnsupportedStorage, AlreadyOffloaded
             If one of them cannot be moved. Nothing moved.
         InvalidArgument
-            If there is no such `release`, or one of `streams` is none. Nothing moved.
+            If there is no such `release` or `access`, or one of `streams` is none. Nothing moved.
         """
         named = named_storages(states)
-        policy = parse_release(release)
+        options = OffloadOptions.parse(streams, release, access, urgent)
         with self._lock:
             self.require_open()
             self.reap()
@@ -166,11 +186,11 @@ class TransferEngine(Mover):
             }
             if not handles:
                 return Ticket(_native.Ticket(), self.device)
-            parked = self._park(handles)
+            parked = self._park(handles, options.access)
             cargo = Cargo.of(parked)
             with Uninterrupted():
                 rooms = [each.room() for each in parked]
-                ticket = self.dispatch(cargo, cargo.require_held(), rooms, streams, policy)
+                ticket = self.dispatch(cargo, cargo.require_held(), rooms, options)
                 del rooms
                 self._parked.update({each.handle.key: each for each in parked})
                 for each in parked:
@@ -184,6 +204,7 @@ class TransferEngine(Mover):
         *,
         streams: Iterable[object] | None = None,
         defer: bool = False,
+        urgent: bool = False,
     ) -> Ticket:
         """Make device memory again and copy the bytes back.
 
@@ -198,6 +219,8 @@ class TransferEngine(Mover):
         defer
             Let no stream wait yet, so that other work can run beside the copy. The states stay
             guarded until `Ticket.wait` or `Ticket.synchronize` is called on the ticket.
+        urgent
+            Go before what other calls have queued that is not: between its pieces, not behind it.
 
         Raises
         ------
@@ -207,10 +230,14 @@ class TransferEngine(Mover):
             If the device lacks memory. Everything stays offloaded and intact.
         StorageChanged
             If a storage was resized while it was away.
+        ChecksumMismatch
+            If the engine verifies, and one did not come back as it left. Everything stays
+            offloaded.
         InvalidArgument
-            If `defer` is neither True nor False, or one of `streams` is none. Nothing moved.
+            If `defer` or `urgent` is neither True nor False, one of `streams` is none, or a reload
+            that is verified is to be deferred. Nothing moved.
         """
-        check_flag("defer", defer)
+        options = ReloadOptions.parse(streams, defer, urgent)
         with self._lock:
             self.require_open()
             self.reap()
@@ -218,7 +245,7 @@ class TransferEngine(Mover):
                 self.settle()
                 self._prune()
             keys = list(self._parked) if states is None else self._find(states)
-            return self.reload_keys(keys, streams=streams, defer=defer)
+            return self.reload_keys(keys, options)
 
     def offloaded(self) -> dict[int, ParkedStorage]:
         """Return what is away, by `storage_key`."""
@@ -226,13 +253,7 @@ class TransferEngine(Mover):
             self.reap()
             return self._parked.copy()
 
-    def reload_keys(
-        self,
-        keys: Iterable[int],
-        *,
-        streams: Iterable[object] | None = None,
-        defer: bool = False,
-    ) -> Ticket:
+    def reload_keys(self, keys: Iterable[int], options: ReloadOptions) -> Ticket:
         """Bring back storages by `storage_key`, for callers that do not hold them; see `reload`.
 
         Those that have died meanwhile are left out.
@@ -244,13 +265,19 @@ class TransferEngine(Mover):
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
             with Uninterrupted():
-                ticket = self.fetch(Cargo.of(parked), streams, defer=defer)
+                ticket = self.fetch(Cargo.of(parked), options)
                 for each in parked:
                     self._parked.pop(each.handle.key, None)
                 self._hold()
             return ticket
 
-    def plan(self, states: States, *, compact: Collection[str] | bool = False) -> TransferPlan:
+    def plan(
+        self,
+        states: States,
+        *,
+        compact: Collection[str] | bool = False,
+        immutable: Collection[str] | bool = False,
+    ) -> TransferPlan:
         """Fix the place of `states` in the arena, for moving them again and again.
 
         Parameters
@@ -262,16 +289,21 @@ class TransferEngine(Mover):
             on; True for all. Small ones then move as one range, at the speed of the link, and cost
             one allocation. A slab goes back only when its last slice dies; `docs/compaction.md`
             says what else it means. Meant for what only the optimizer touches.
+        immutable
+            Names of those that nobody writes to, such as frozen weights; True for all. They are
+            copied to the arena once: later offloads only give their device memory up. What is
+            written to one in between is lost with the next reload; an engine that verifies raises
+            instead.
 
         Raises
         ------
         ArenaExhausted, WrongDevice, UnsupportedStorage, AlreadyOffloaded
             As for `offload`.
         InvalidArgument
-            If `compact` names what is not among `states`.
+            If `compact` or `immutable` names what is not among `states`.
         """
         self.require_open()
-        return TransferPlan(self, named_storages(states), compact)
+        return TransferPlan(self, named_storages(states), compact, immutable)
 
     def swap(
         self,
@@ -310,6 +342,7 @@ class TransferEngine(Mover):
             If the engine or a plan is closed.
         """
         room = parse_size(slack)
+        options = OffloadOptions.parse(streams, Release.ORDERED, Access.RAISE, urgent=False)
         plans: tuple[object, ...] = (out, into)
         for plan in plans:
             if not isinstance(plan, TransferPlan) or plan.engine is not self:
@@ -319,7 +352,7 @@ class TransferEngine(Mover):
         with self._lock:
             self.require_open()
             self.reap()
-            return swap(self, out, into, slack=room, streams=streams)
+            return swap(self, out, into, slack=room, streams=options.streams)
 
     def trace(self, path: str | os.PathLike[str], *, nvtx: bool = False) -> Trace:
         """Record what moves, plans' moves too, and write it for Perfetto and `pinferry trace`.
@@ -353,10 +386,10 @@ class TransferEngine(Mover):
         """
         return Trace(self, path, nvtx=nvtx)
 
-    def _park(self, handles: Mapping[str, StorageHandle]) -> list[ParkedStorage]:
+    def _park(self, handles: Mapping[str, StorageHandle], access: Access) -> list[ParkedStorage]:
         sizes = [handle.nbytes for handle in handles.values()]
         return [
-            ParkedStorage(name, handle, size, HostCopy(extents))
+            ParkedStorage(name, handle, size, host_copy(extents, self.device, access))
             for (name, handle), size, extents in zip(
                 handles.items(), sizes, self.take_room(sizes), strict=True
             )

@@ -16,12 +16,12 @@ from pinferry._native import Direction
 from pinferry.errors import PinferryError
 from pinferry.pool import format_bytes
 from pinferry.pool.device import open_device
-from pinferry.transfer.calibration import KERNEL_SOURCE, tune
+from pinferry.transfer.calibration import KERNEL_SOURCE, Tuning, measure_copies, tune
 
 if TYPE_CHECKING:
     import cupy
 
-__all__ = ["copies_status", "prepare_kernels"]
+__all__ = ["calibrate", "copies_status", "prepare_kernels"]
 
 _NAME = "pinferry_gather"
 _BLOCKS = 32  # until the device's own grid is known
@@ -58,6 +58,38 @@ def prepare_kernels(device: _native.Device) -> None:
             tune(device)
 
 
+def calibrate(gpu: object) -> dict[str, Tuning]:
+    """Measure how a GPU copies best, use it from now on, and keep it in the user's cache folder.
+
+    It is measured by itself when a GPU is first used, once for each version of driver and pinferry.
+    Call it where that moment was a bad one, because the GPU was busy, or after hardware was moved.
+    Blocks for some tenths of a second. Best called while the GPU has nothing else to do: only what
+    was measured on an idle one is kept for later processes. Meanwhile it takes 18 MiB of the GPU's
+    memory and 16 MiB of pinned memory.
+
+    Parameters
+    ----------
+    gpu
+        ``"cuda:0"``, a number, or a `torch.device`.
+
+    Returns
+    -------
+    dict[str, Tuning]
+        For ``"to_host"`` and ``"to_device"``: below which size ranges go by the kernel, in how many
+        blocks, and in which pieces large ones go.
+
+    Raises
+    ------
+    InvalidArgument
+        If the device copies without a kernel: there is nothing to choose.
+    DeviceOutOfMemory, RegistrationFailed, HostMemoryLimit, DriverCallFailed, TransferTimeout
+        If it cannot be measured. The device is left as it was.
+    """
+    device = open_device(gpu)
+    prepare_kernels(device)
+    return measure_copies(device)
+
+
 def copies_status(gpu: object) -> tuple[str, str]:
     """Return ``"ok"`` or ``"warning"``, and how a GPU, or its name, copies small tensors."""
     device = open_device(gpu)
@@ -66,13 +98,13 @@ def copies_status(gpu: object) -> tuple[str, str]:
     if reason or not isinstance(device, _native.CudaDevice):
         return "warning", f"{device.copy_tier}: {reason}"
     ways = [
-        f"{way} {blocks} blocks below {format_bytes(threshold)}"
-        for way, (threshold, blocks) in (
+        f"{way} {blocks} blocks below {format_bytes(threshold)}, pieces of {format_bytes(piece)}"
+        for way, (threshold, blocks, piece) in (
             ("out", device.copy_tuning(Direction.TO_HOST)),
             ("in", device.copy_tuning(Direction.TO_DEVICE)),
         )
     ]
-    return "ok", f"{device.copy_tier}: {', '.join(ways)}"
+    return "ok", f"{device.copy_tier}: {'; '.join(ways)}"
 
 
 def _use_kernel(device: _native.CudaDevice) -> str:

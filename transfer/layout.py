@@ -34,13 +34,15 @@ class Member:
 class Place:
     """Storages one after the other, and the blocks that hold them.
 
-    `shared` ones lie in one slab of device memory after a reload.
+    `shared` ones lie in one slab of device memory after a reload. `immutable` ones never change, so
+    that they are copied to the blocks once.
     """
 
     members: tuple[Member, ...]
     offsets: tuple[int, ...]
     nbytes: int
     shared: bool
+    immutable: bool = False
     blocks: list[_native.Block] = field(default_factory=list)
 
     @property
@@ -63,7 +65,11 @@ class Place:
         return replace(self, members=members, offsets=offsets)
 
 
-def lay_out(members: Iterable[Member], compact: Collection[str] | bool) -> list[Place]:
+def lay_out(
+    members: Iterable[Member],
+    compact: Collection[str] | bool,
+    immutable: Collection[str] | bool = False,
+) -> list[Place]:
     """Return the places of storages: small ones that `compact` allows side by side.
 
     Parameters
@@ -72,22 +78,23 @@ def lay_out(members: Iterable[Member], compact: Collection[str] | bool) -> list[
         The storages.
     compact
         Names of those that may share a slab; True for all, False for none.
+    immutable
+        Names of those that never change, which share no slab with others.
     """
     places: list[Place] = []
-    gathered: list[Member] = []
-    room = 0
+    gathered: dict[bool, list[Member]] = {False: [], True: []}
+    room = {False: 0, True: 0}
     for member in members:
-        wanted = compact if isinstance(compact, bool) else member.name in compact
-        if not wanted or member.nbytes > _LARGEST_MEMBER:
-            places.append(Place((member,), (0,), member.nbytes, shared=False))
+        fixed = _among(immutable, member)
+        if not _among(compact, member) or member.nbytes > _LARGEST_MEMBER:
+            places.append(_alone(member, immutable=fixed))
             continue
-        if room + _rounded(member.nbytes) > _LARGEST_SLAB:
-            places.append(_side_by_side(gathered))
-            gathered, room = [], 0
-        gathered.append(member)
-        room += _rounded(member.nbytes)
-    if gathered:
-        places.append(_side_by_side(gathered))
+        if room[fixed] + _rounded(member.nbytes) > _LARGEST_SLAB:
+            places.append(_side_by_side(gathered[fixed], immutable=fixed))
+            gathered[fixed], room[fixed] = [], 0
+        gathered[fixed].append(member)
+        room[fixed] += _rounded(member.nbytes)
+    places += [_side_by_side(left, immutable=fixed) for fixed, left in gathered.items() if left]
     return places
 
 
@@ -95,18 +102,26 @@ def laid_anew(place: Place) -> Place:
     """Return the place as it must be for the sizes of today, without blocks."""
     members = [replace(member, nbytes=member.handle.nbytes) for member in place.members]
     if place.shared:
-        return _side_by_side(members)
+        return _side_by_side(members, immutable=place.immutable)
     [member] = members
-    return Place((member,), (0,), member.nbytes, shared=False)
+    return _alone(member, immutable=place.immutable)
 
 
-def _side_by_side(members: Sequence[Member]) -> Place:
+def _among(names: Collection[str] | bool, member: Member) -> bool:
+    return names if isinstance(names, bool) else member.name in names
+
+
+def _alone(member: Member, *, immutable: bool) -> Place:
+    return Place((member,), (0,), member.nbytes, shared=False, immutable=immutable)
+
+
+def _side_by_side(members: Sequence[Member], *, immutable: bool) -> Place:
     offsets: list[int] = []
     end = 0
     for member in members:
         offsets.append(end)
         end += _rounded(member.nbytes)
-    return Place(tuple(members), tuple(offsets), end, shared=True)
+    return Place(tuple(members), tuple(offsets), end, shared=True, immutable=immutable)
 
 
 def _rounded(nbytes: int) -> int:

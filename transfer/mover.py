@@ -5,24 +5,26 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from pinferry.errors import ArenaExhausted
+from pinferry import _native
+from pinferry.errors import ArenaExhausted, InvalidArgument
 from pinferry.pool import format_bytes
 from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.in_flight import IN_FLIGHT
 from pinferry.transfer.moves import bring, send
-from pinferry.transfer.streams import stream_handles
+from pinferry.transfer.options import Verify, parse_verify
+from pinferry.transfer.streams import current_stream, stream_handles
 from pinferry.transfer.ticket import Ticket
 from pinferry.transfer.trace import traced
+from pinferry.transfer.verifier import Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from pinferry import _native
     from pinferry._torch import ResidentStorages
     from pinferry.pool import PinnedArena
     from pinferry.transfer.cargo import Cargo
+    from pinferry.transfer.options import OffloadOptions, ReloadOptions
     from pinferry.transfer.parked import HostCopy
-    from pinferry.transfer.release import Release
     from pinferry.transfer.trace import Trace
 
 __all__ = ["Mover"]
@@ -38,8 +40,9 @@ class Mover:
     It knows nothing of which storages are away; its callers do.
     """
 
-    def __init__(self, arena: PinnedArena) -> None:
+    def __init__(self, arena: PinnedArena, verify: Verify | None) -> None:
         self._arena = arena
+        self._verifier = None if verify is None else Verifier(arena.device)
         self._lock = threading.RLock()
         self._arrivals = Arrivals(self._hold)
         # Reloads that not every later offload is ordered behind, and the storages that they bring.
@@ -72,19 +75,39 @@ class Mover:
                 **error.fields,
             ) from None
 
+    @property
+    def verify(self) -> Verify | None:
+        """How moves are verified; None, the default, does not. May be set at any time."""
+        return None if self._verifier is None else Verify.CHECKSUM
+
+    @verify.setter
+    def verify(self, verify: Verify | str | None) -> None:
+        wanted = parse_verify(verify)
+        with self._lock:
+            if wanted is not self.verify:
+                self._verifier = None if wanted is None else Verifier(self.device)
+
     @traced("H2D")
-    def fetch(self, cargo: Cargo, streams: Iterable[object] | None, *, defer: bool) -> Ticket:
+    def fetch(self, cargo: Cargo, options: ReloadOptions) -> Ticket:
         """Bring storages back from their blocks, which stay theirs."""
         consumers: list[int] | None = None
-        if defer:
+        if options.defer:
             consumers = []
-        elif streams is not None:
-            consumers = stream_handles(self.device, streams)
-        native, fresh = bring(self.device, cargo, consumers=consumers)
+        elif options.streams is not None:
+            consumers = stream_handles(self.device, options.streams)
+        if self._verifier is not None and options.defer:
+            raise InvalidArgument(
+                "a reload that is verified waits for its copies, so it cannot be deferred; use "
+                "defer=False, or set engine.verify = None"
+            )
+        native, fresh = bring(self.device, cargo, consumers=consumers, urgent=options.urgent)
         if consumers is not None:
             self._unordered.append((native, cargo.keys))
             self.keep(native, fresh)
-        if defer:
+        if self._verifier is not None:
+            native.wait(current_stream(self.device))
+            self._verifier.check(cargo, fresh.addresses)
+        if options.defer:
             ticket = self._arrivals.defer(native, self.device, fresh, cargo)
             self._hold()
             return ticket
@@ -98,18 +121,34 @@ class Mover:
         cargo: Cargo,
         held: ResidentStorages,
         owners: Sequence[HostCopy],
-        streams: Iterable[object] | None,
-        release: Release,
+        options: OffloadOptions,
+        *,
+        skip: Sequence[int] = (),
     ) -> Ticket:
-        """Send storages to their blocks and take their memory away, for `owners` to hold."""
+        """Send storages to their blocks and take their memory away, for `owners` to hold.
+
+        The places in `skip` have the bytes already.
+        """
+        streams = stream_handles(self.device, options.streams)
+        after = [ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)]
+        if self._verifier is not None:
+            here = current_stream(self.device)
+            for stream in streams:
+                if stream != here:
+                    _native.mark(self.device, stream).synchronize(None)
+            for ticket in after:
+                ticket.wait(here)
+            self._verifier.note(cargo, held.addresses, skip)
+            streams.append(here)
         native, released = send(
             self.device,
             cargo,
             held,
             owners=owners,
-            streams=stream_handles(self.device, streams),
-            after=[ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)],
-            release=release,
+            streams=streams,
+            after=after,
+            skip=skip,
+            options=options,
         )
         self.keep(native, released)
         return Ticket(native, self.device, on_done=IN_FLIGHT.reap)

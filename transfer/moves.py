@@ -10,6 +10,7 @@ import torch
 from pinferry import _native
 from pinferry._native import Direction
 from pinferry.errors import DeviceOutOfMemory
+from pinferry.transfer.options import Access
 from pinferry.transfer.release import order_reuse
 from pinferry.transfer.streams import copy_stream_id, current_stream
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     from pinferry._torch import FreshMemory, ReleasedMemory, ResidentStorages
     from pinferry.transfer.cargo import Cargo
+    from pinferry.transfer.options import OffloadOptions
     from pinferry.transfer.parked import HostCopy
-    from pinferry.transfer.release import Release
 
 __all__ = ["bring", "send"]
 
@@ -32,16 +33,21 @@ def send(
     owners: Sequence[HostCopy],
     streams: list[int],
     after: list[_native.Ticket],
-    release: Release,
+    skip: Sequence[int],
+    options: OffloadOptions,
 ) -> tuple[_native.Ticket, ReleasedMemory]:
     """Copy storages to their blocks, behind `streams` and `after`, and take their memory away.
 
-    Each storage holds its owner (one each, or one for all) while it is away.
+    Each storage holds its owner (one each, or one for all) while it is away. Those of the places in
+    `skip` are not copied. Readable ones are pointed at their blocks, and the current stream waits
+    for the copy.
 
     On CUDA the memory returned may be dropped at once: `release` orders its reuse behind the copy.
-    On the CPU it must be held until the ticket is done. All storages or none; does not block the
-    host unless `release` says so.
+    On the CPU it must be held until the ticket is done. All storages or none; blocks the host for a
+    synchronous release alone, and on the CPU device for readable ones.
     """
+    readable = options.access is Access.READABLE
+    readable_at = cargo.host_addresses(device) if readable else None
     ticket = _native.submit_list(
         device=device,
         direction=Direction.TO_HOST,
@@ -49,9 +55,14 @@ def send(
         addresses=held.addresses,
         streams=streams,
         after=after,
+        skip=skip,
+        urgent=options.urgent,
     )
     try:
-        released = held.release(owners, order_reuse(device, ticket, release))
+        if readable:
+            ticket.wait(current_stream(device))
+        stream_id = order_reuse(device, ticket, options.release, urgent=options.urgent)
+        released = held.release(owners, stream_id, readable_at)
     except BaseException:
         # Nothing was taken. The blocks are about to be freed, so the copies must be over.
         ticket.synchronize(None)
@@ -60,7 +71,7 @@ def send(
 
 
 def bring(
-    device: _native.Device, cargo: Cargo, *, consumers: list[int] | None
+    device: _native.Device, cargo: Cargo, *, consumers: list[int] | None, urgent: bool
 ) -> tuple[_native.Ticket, FreshMemory]:
     """Make device memory on PyTorch's current stream and copy the blocks to it.
 
@@ -72,7 +83,9 @@ def bring(
     here = current_stream(device)
     waiting = [here] if consumers is None else consumers
     # If the current stream does not wait, only the allocator can hold the memory back from it.
-    stream_id = None if here in waiting else copy_stream_id(device, to_host=False)
+    stream_id = None
+    if here not in waiting:
+        stream_id = copy_stream_id(device, to_host=False, urgent=urgent)
     fresh, packed = _allocate(device, cargo, stream_id)
     ticket = _native.submit_list(
         device=device,
@@ -80,6 +93,7 @@ def bring(
         copies=cargo.copies(packed=packed),
         addresses=fresh.addresses,
         streams=[here],
+        urgent=urgent,
     )
     try:
         for stream in waiting:

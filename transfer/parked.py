@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
-from pinferry.errors import AlreadyOffloaded, NotOffloaded, UnsupportedStorage, WrongDevice
+from pinferry import _native
+from pinferry.errors import (
+    AlreadyOffloaded,
+    NotOffloaded,
+    PinferryError,
+    UnsupportedStorage,
+    WrongDevice,
+)
 from pinferry.transfer.bridge import load_bridge
 from pinferry.transfer.layout import Member, Place
+from pinferry.transfer.options import Access
 from pinferry.transfer.storages import storage_key
+from pinferry.transfer.streams import current_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from pinferry import _native
     from pinferry._torch import StorageHandle
 
-__all__ = ["HostCopy", "ParkedStorage", "open_handle", "require_movable"]
+__all__ = ["HostCopy", "ParkedStorage", "host_copy", "open_handle", "require_movable"]
 
 
 class HostCopy:
@@ -32,6 +42,28 @@ class HostCopy:
 
     def __init__(self, blocks: list[_native.Block]) -> None:
         self.blocks = blocks
+
+
+class ReadableCopy(HostCopy):
+    """Room in the arena that the storage itself is pointed at while it is away.
+
+    When it is let go of, kernels on the current stream may still use the blocks, as with any memory
+    of PyTorch's: their next users wait for them.
+    """
+
+    __slots__ = ("_device",)
+
+    def __init__(self, blocks: list[_native.Block], device: _native.Device) -> None:
+        super().__init__(blocks)
+        self._device = device
+
+    def __del__(self) -> None:
+        """Order what is dealt out of the blocks behind their readers."""
+        if sys.is_finalizing():
+            return
+        # Where the device has failed, or is the parent process's, nobody is ordered any more.
+        with contextlib.suppress(PinferryError):
+            _native.note_use(self._device, self.blocks, current_stream(self._device))
 
 
 class ParkedStorage:
@@ -80,6 +112,11 @@ class ParkedStorage:
         return Place((member,), (0,), self.nbytes, shared=False, blocks=self.room().blocks)
 
 
+def host_copy(blocks: list[_native.Block], device: _native.Device, access: Access) -> HostCopy:
+    """Return what a storage that is away holds."""
+    return ReadableCopy(blocks, device) if access is Access.READABLE else HostCopy(blocks)
+
+
 def open_handle(name: str, storage: torch.UntypedStorage, device: _native.Device) -> StorageHandle:
     """Return a handle of a resident storage that can be moved; see `require_movable`."""
     handle: StorageHandle = load_bridge().StorageHandle(storage_key(storage))
@@ -105,7 +142,7 @@ def require_movable(name: str, handle: StorageHandle, device: _native.Device) ->
             f"{name} lives on {handle.device}, and this arena serves {here}; make an arena for "
             f"{handle.device}, or leave the tensor out"
         )
-    if handle.guarded:
+    if handle.away or handle.guarded:
         raise AlreadyOffloaded(
             f"{name} is offloaded already, but not by this call's engine or plan; reload it there"
         )

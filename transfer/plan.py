@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed, InvalidArgument, StorageChanged
-from pinferry.pool.options import check_flag
 from pinferry.transfer.cargo import Cargo, Piece, cut
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.layout import Member, Place, laid_anew, lay_out
-from pinferry.transfer.parked import HostCopy, open_handle, require_movable
-from pinferry.transfer.release import Release, parse_release
+from pinferry.transfer.options import Access, OffloadOptions, Release, ReloadOptions
+from pinferry.transfer.parked import HostCopy, host_copy, open_handle, require_movable
 from pinferry.transfer.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -44,9 +43,18 @@ class TransferPlan:
         engine: TransferEngine,
         named: Mapping[str, torch.UntypedStorage],
         compact: Collection[str] | bool,
+        immutable: Collection[str] | bool,
     ) -> None:
         self._engine = engine
-        places = lay_out(_members(engine, named), _checked(compact, named))
+        places = lay_out(
+            _members(engine, named),
+            _checked("compact", compact, named),
+            _checked("immutable", immutable, named),
+        )
+        self._places: list[Place] = []
+        # Numbers of the places that never change, and of those whose bytes the arena has for good.
+        self._immutable: tuple[int, ...] = ()
+        self._copied: tuple[int, ...] = ()
         self._settle_on(self._with_room(places))
         self._away: list[Place] = []  # all, but where a swap failed and could not be undone
         self._closed = False
@@ -82,9 +90,14 @@ class TransferPlan:
         *,
         streams: Iterable[object] | None = None,
         release: Release | str = Release.RECORD_STREAM,
+        access: Access | str = Access.RAISE,
+        urgent: bool = False,
     ) -> Ticket:
-        """Copy the storages out; see `TransferEngine.offload`. Does nothing while they are away."""
-        policy = parse_release(release)
+        """Copy the storages out; see `TransferEngine.offload`. Does nothing while they are away.
+
+        Those that were declared immutable are copied the first time, and later given up only.
+        """
+        options = OffloadOptions.parse(streams, release, access, urgent)
         with self._engine.lock:
             self._require_open()
             engine = self._engine
@@ -97,21 +110,27 @@ class TransferPlan:
             if cargo is None or held is None:
                 return Ticket(_native.Ticket(), engine.device)
             with Uninterrupted():
-                token = self.new_token()
-                ticket = engine.dispatch(cargo, held, [token], streams, policy)
+                token = self.new_token(options.access)
+                ticket = engine.dispatch(cargo, held, [token], options, skip=self._copied)
                 self.note_away(self._places)
             return ticket
 
-    def reload(self, *, streams: Iterable[object] | None = None, defer: bool = False) -> Ticket:
+    def reload(
+        self,
+        *,
+        streams: Iterable[object] | None = None,
+        defer: bool = False,
+        urgent: bool = False,
+    ) -> Ticket:
         """Copy the storages back; see `TransferEngine.reload`. Does nothing while they are here."""
-        check_flag("defer", defer)
+        options = ReloadOptions.parse(streams, defer, urgent)
         with self._engine.lock:
             self._require_open()
             with Uninterrupted():
                 if not self.offloaded:
                     self.note_away([])
                     return Ticket(_native.Ticket(), self._engine.device)
-                ticket = self._engine.fetch(self._cargo_away(), streams, defer=defer)
+                ticket = self._engine.fetch(self._cargo_away(), options)
                 self.note_away([])
         return ticket
 
@@ -138,11 +157,24 @@ class TransferPlan:
     def note_away(self, places: Sequence[Place]) -> None:
         """Remember which places are away."""
         self._away = list(places)
+        if len(self._copied) < len(self._immutable):
+            left = set(map(id, places))
+            self._copied = tuple(
+                number
+                for number in self._immutable
+                if number in self._copied or id(self._places[number]) in left
+            )
         self._hold()
 
-    def new_token(self) -> HostCopy:
+    def copied(self, places: Sequence[Place]) -> list[int]:
+        """Return the numbers among `places` of those whose bytes the arena has for good."""
+        have = {id(self._places[number]) for number in self._copied}
+        return [number for number, place in enumerate(places) if id(place) in have]
+
+    def new_token(self, access: Access = Access.RAISE) -> HostCopy:
         """Return what storages hold while they are away; when it dies, all are back or gone."""
-        token = HostCopy([block for place in self._places for block in place.blocks])
+        blocks = [block for place in self._places for block in place.blocks]
+        token = host_copy(blocks, self._engine.device, access)
         self._token = weakref.ref(token, lambda _: self._hold())
         return token
 
@@ -177,6 +209,10 @@ class TransferPlan:
 
     def _settle_on(self, places: Sequence[Place]) -> None:
         """Work out what the moves need."""
+        # By their blocks: a place that lost a storage is another one, and still has them.
+        copied = {id(self._places[number].blocks) for number in self._copied}
+        self._copied = tuple(n for n, place in enumerate(places) if id(place.blocks) in copied)
+        self._immutable = tuple(n for n, place in enumerate(places) if place.immutable)
         self._places = list(places)
         self._cargo = Cargo(places) if places else None
         self._cut: tuple[tuple[int, ...], int, list[Piece]] | None = None
@@ -248,18 +284,18 @@ _holding: set[TransferPlan] = set()
 
 
 def _checked(
-    compact: Collection[str] | bool, named: Mapping[str, torch.UntypedStorage]
+    argument: str, chosen: Collection[str] | bool, named: Mapping[str, torch.UntypedStorage]
 ) -> Collection[str] | bool:
-    """Return `compact` if it is a choice among `named`, or raise `InvalidArgument`."""
-    if isinstance(compact, bool):
-        return compact
-    if isinstance(compact, str) or not isinstance(compact, Collection):
-        raise InvalidArgument(f"compact={compact!r}: give True, False, or several names")
-    names: Collection[object] = compact
+    """Return `chosen` if it is a choice among `named`, or raise `InvalidArgument`."""
+    if isinstance(chosen, bool):
+        return chosen
+    if isinstance(chosen, str) or not isinstance(chosen, Collection):
+        raise InvalidArgument(f"{argument}={chosen!r}: give True, False, or several names")
+    names: Collection[object] = chosen
     unknown = [name for name in names if not isinstance(name, str) or name not in named]
     if unknown:
-        raise InvalidArgument(f"compact names {unknown[0]!r}, which is not among the states")
-    return frozenset(compact)
+        raise InvalidArgument(f"{argument} names {unknown[0]!r}, which is not among the states")
+    return frozenset(chosen)
 
 
 def _members(engine: TransferEngine, named: Mapping[str, torch.UntypedStorage]) -> Iterator[Member]:

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from pinferry.errors import InvalidArgument
+from pinferry.transfer.options import Release
 from pinferry.transfer.streams import copy_stream_id, current_stream, current_stream_id
 
 if TYPE_CHECKING:
     from pinferry import _native
 
-__all__ = ["Release", "order_reuse", "parse_release"]
+__all__ = ["order_reuse"]
 
 
-class Release(str, Enum):
-    """What holds the memory of an offload back until its copy has read it."""
-
-    #: PyTorch's allocator is told that the copy stream uses the memory (``record_stream``). Nothing
-    #: waits; the allocator keeps an event for each block until it has passed.
-    RECORD_STREAM = "record_stream"
-    #: The current stream waits for the copy, so that its later work may have the memory at once.
-    ORDERED = "ordered"
-    #: The host waits for the copy.
-    SYNCHRONOUS = "synchronous"
-
-    def __str__(self) -> str:
-        """Return what a caller would type."""
-        return self.value
-
-
-def parse_release(release: Release | str) -> Release:
-    """Return the policy of that name, or raise `InvalidArgument` with those there are."""
-    try:
-        return Release(release)
-    except ValueError:
-        names = ", ".join(repr(each.value) for each in Release)
-        raise InvalidArgument(f"release={release!r}: there is {names}") from None
-
-
-def order_reuse(device: _native.Device, ticket: _native.Ticket, release: Release) -> int | None:
+def order_reuse(
+    device: _native.Device, ticket: _native.Ticket, release: Release, *, urgent: bool
+) -> int | None:
     """Order what may follow the copies of `ticket`.
 
     Returns
@@ -55,4 +31,4 @@ def order_reuse(device: _native.Device, ticket: _native.Ticket, release: Release
         # Costs nothing for memory of that stream, and keeps memory of another one, which does not
         # wait, from being dealt out before it.
         return current_stream_id(device)
-    return copy_stream_id(device, to_host=True)
+    return copy_stream_id(device, to_host=True, urgent=urgent)

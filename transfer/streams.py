@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pinferry._native import Direction
 from pinferry.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pinferry._native import Device
 
 __all__ = [
@@ -63,8 +64,6 @@ def stream_handles(device: Device, streams: Iterable[object] | None) -> list[int
     """Return the handles of `streams`, by default of the caller's current one."""
     if streams is None:
         return [current_stream(device)]
-    if not isinstance(streams, Iterable):
-        raise InvalidArgument(f"streams={streams!r}: give several streams, in a list")
     return [stream_handle(stream) for stream in streams]
 
 
@@ -78,13 +77,14 @@ def current_stream_id(device: Device) -> int | None:
     return stream_id
 
 
-def copy_stream_id(device: Device, *, to_host: bool) -> int | None:
+def copy_stream_id(device: Device, *, to_host: bool, urgent: bool) -> int | None:
     """Return how PyTorch's allocator knows a copy stream; None where nothing is ordered."""
     if device.kind != "cuda":
         return None
     import torch
 
-    handle = device.copy_stream(Direction.TO_HOST if to_host else Direction.TO_DEVICE)
+    direction = Direction.TO_HOST if to_host else Direction.TO_DEVICE
+    handle = device.copy_stream(direction, urgent=urgent)
     stream = torch.cuda.ExternalStream(handle, device.index)  # type: ignore[no-untyped-call]
     stream_id: int = stream.stream_id
     return stream_id

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pinferry.transfer.interrupts import Uninterrupted
-from pinferry.transfer.release import Release
+from pinferry.transfer.options import OffloadOptions, Release, ReloadOptions
 from pinferry.transfer.streams import current_stream_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pinferry.transfer.cargo import Piece
     from pinferry.transfer.engine import TransferEngine
     from pinferry.transfer.layout import Place
@@ -69,7 +68,7 @@ def swap(
     into: TransferPlan,
     *,
     slack: int,
-    streams: Iterable[object] | None,
+    streams: tuple[object, ...] | None,
 ) -> SwapTicket:
     """Move the storages of `out` out and those of `into` in; see `TransferEngine.swap`.
 
@@ -84,19 +83,26 @@ def swap(
     arrived: list[Piece] = []
     tickets: tuple[list[Ticket], list[Ticket]] = ([], [])
     budget = slack
+    options = OffloadOptions(release=Release.ORDERED)
     with Uninterrupted():
         try:
             while leaving or arriving:
                 if arriving and (arriving[0].nbytes <= budget or not leaving):
-                    tickets[1].append(engine.fetch(arriving[0].cargo, None, defer=False))
+                    tickets[1].append(engine.fetch(arriving[0].cargo, ReloadOptions()))
                     arrived.append(arriving.popleft())
                     budget -= arrived[-1].nbytes
                     continue
-                cargo = leaving[0].cargo
+                piece = leaving[0]
                 # The first copy waits for the producers, and the others follow it.
-                behind = [] if departed else streams
+                options = replace(options, streams=() if departed else streams)
                 tickets[0].append(
-                    engine.dispatch(cargo, cargo.require_held(), owners, behind, Release.ORDERED)
+                    engine.dispatch(
+                        piece.cargo,
+                        piece.cargo.require_held(),
+                        owners,
+                        options,
+                        skip=out.copied(piece.places),
+                    )
                 )
                 departed.append(leaving.popleft())
                 budget += departed[-1].nbytes
@@ -125,7 +131,7 @@ def _undo(
             piece.cargo.require_held().release([token], current_stream_id(engine.device))
     while departed:
         out.note_away(_places(departed))  # should there be no room any more: they can be reloaded
-        engine.fetch(departed[-1].cargo, None, defer=False)
+        engine.fetch(departed[-1].cargo, ReloadOptions())
         departed.pop()
     out.note_away([])
 

@@ -7,7 +7,6 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from pinferry import _native
 from pinferry.errors import InvalidArgument, PinferryError
 from pinferry.transfer.nvtx import nvtx_range, require_nvtx
+from pinferry.transfer.options import ReloadOptions
 from pinferry.transfer.streams import stream_handle
 from pinferry.transfer.trace_file import DIRECTIONS, Batch, write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
     from typing import TextIO
 
@@ -55,14 +55,11 @@ def traced(direction: str) -> Callable[[Move], Move]:
         ) -> Ticket:
             if engine.tracer is None:
                 return move(engine, cargo, *arguments, **options)
-            given = signature.bind(engine, cargo, *arguments, **options)
-            streams = given.arguments["streams"]
-            if isinstance(streams, Iterable):
-                given.arguments["streams"] = streams = list(streams)  # read twice
-            defer = bool(given.arguments.get("defer"))
-            with engine.tracer.call(direction, cargo, defer=defer) as call:
-                ticket = move(*given.args, **given.kwargs)
-                call.submitted(ticket.native, streams)
+            given = signature.bind(engine, cargo, *arguments, **options).arguments["options"]
+            defer = isinstance(given, ReloadOptions) and given.defer
+            with engine.tracer.call(direction, cargo, defer=defer, urgent=given.urgent) as call:
+                ticket = move(engine, cargo, *arguments, **options)
+                call.submitted(ticket.native, given.streams)
             return ticket
 
         return cast("Move", wrapper)
@@ -134,7 +131,7 @@ class Trace:
         return tuple(call.batch for call in self._calls)
 
     @contextlib.contextmanager
-    def call(self, direction: str, cargo: Cargo, *, defer: bool) -> Iterator[_Call]:
+    def call(self, direction: str, cargo: Cargo, *, defer: bool, urgent: bool) -> Iterator[_Call]:
         """Record a call of the host, for `traced`."""
         batch = Batch(
             direction=direction,
@@ -144,6 +141,7 @@ class Trace:
             names=cargo.names[:_NAMES],
             names_total=len(cargo.names),
             defer=defer,
+            urgent=urgent,
         )
         call = _Call(batch)
         text = f"pinferry {DIRECTIONS[direction]}: {batch.storages} storages, {batch.nbytes} bytes"

@@ -24,7 +24,7 @@ Event = dict[str, object]
 
 # Lanes are drawn in the order of their numbers. Each queue gets as many as it needs.
 _HOST_LANE = 1
-_STREAM_LANES = {"D2H": 2, "H2D": 3}
+_STREAM_LANES = {("D2H", False): 2, ("D2H", True): 3, ("H2D", False): 4, ("H2D", True): 5}
 _QUEUE_LANES = {"D2H": 1000, "H2D": 2000}
 
 
@@ -51,6 +51,8 @@ class Batch:
         the caller's current one.
     defer
         Whether it is a reload that nobody waited for at once.
+    urgent
+        Whether it ran on the stream for what is urgent.
     error
         What went wrong.
     """
@@ -63,6 +65,7 @@ class Batch:
     names_total: int
     streams: tuple[int, ...] | None = None
     defer: bool = False
+    urgent: bool = False
     returned_us: float = 0.0
     started_us: float | None = None
     ended_us: float | None = None
@@ -92,7 +95,9 @@ def trace_to_dict(batches: Sequence[Batch], *, device: str) -> dict[str, object]
     """Return what is written."""
     queues = _queue_lanes(batches)
     lanes = {_HOST_LANE: "host calls"}
-    lanes |= {lane: f"{direction} copy stream" for direction, lane in _STREAM_LANES.items()}
+    for (direction, urgent), lane in _STREAM_LANES.items():
+        if not urgent or any(each.urgent and each.direction == direction for each in batches):
+            lanes[lane] = f"{direction} copy stream" + (", urgent" if urgent else "")
     for number, lane in queues.items():
         direction = batches[number].direction
         depth = lane - _QUEUE_LANES[direction] + 1
@@ -130,6 +135,7 @@ def _spans(number: int, batch: Batch, queue: int) -> Iterator[Event]:
         "names_total": batch.names_total,
         "streams": "current" if batch.streams is None else [hex(each) for each in batch.streams],
         "defer": batch.defer,
+        "urgent": batch.urgent,
         "gb_s": batch.bandwidth_gb_s,
     }
     if batch.error is not None:
@@ -139,7 +145,7 @@ def _spans(number: int, batch: Batch, queue: int) -> Iterator[Event]:
     if running[0] is not None and running[1] is not None:
         waited = (called, called + batch.queued_us)
         yield _span(f"{move} queued", "queued", queue, waited, args)
-        lane = _STREAM_LANES[batch.direction]
+        lane = _STREAM_LANES[batch.direction, batch.urgent]
         yield _span(f"{move} running", "running", lane, (running[0], running[1]), args)
 
 

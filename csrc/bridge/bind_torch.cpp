@@ -1,6 +1,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
+#include <string_view>
+
 #include "../native/raise_python.hpp"
 #include "device_memory.hpp"
 #include "storage_group.hpp"
@@ -29,19 +32,22 @@ Owners hold_all(const std::vector<py::object>& objects) {
     return owners;
 }
 
-void point_at_owned(const Handles& storages, const std::vector<std::uintptr_t>& addresses,
-                    const std::vector<py::object>& owners) {
-    const Owners held = hold_all(owners);
-    const py::gil_scoped_release unlocked;
-    point_at(storages, addresses, held);
+std::vector<std::uintptr_t> unpack_addresses(const py::bytes& packed) {
+    const std::string_view bytes = packed;
+    std::vector<std::uintptr_t> addresses(bytes.size() / sizeof(std::uintptr_t));
+    std::memcpy(addresses.data(), bytes.data(), addresses.size() * sizeof(std::uintptr_t));
+    return addresses;
 }
 
 std::unique_ptr<ReleasedMemory> release_owned(ResidentStorages& storages,
                                               const std::vector<py::object>& owners,
-                                              std::optional<std::int64_t> stream_id) {
+                                              std::optional<std::int64_t> stream_id,
+                                              const std::optional<py::bytes>& readable_at) {
     const Owners held = hold_all(owners);
+    const auto addresses =
+        readable_at ? unpack_addresses(*readable_at) : std::vector<std::uintptr_t>{};
     const py::gil_scoped_release unlocked;
-    return storages.release(held, stream_id);
+    return storages.release(held, stream_id, addresses);
 }
 
 // Addresses go from one module to the other as the bytes of an array: thousands of integers would
@@ -85,8 +91,10 @@ void bind_group(py::module_& module) {
         .def_property_readonly("addresses", &packed_addresses<ResidentStorages>,
                                "Device addresses, as the bytes of an array.")
         .def("release", &release_owned, py::arg("owners"), py::arg("stream_id"),
-             "Take the memory from all storages and guard them, each keeping its owner (or the "
-             "only one) alive until it is given memory again or dies. All or none.");
+             py::arg("readable_at") = py::none(),
+             "Take the memory from all storages and guard them, or point them at other addresses, "
+             "the bytes of an array. Each keeps its owner (or the only one) alive until it is "
+             "given memory again or dies. All or none.");
 }
 
 }  // namespace
@@ -110,6 +118,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                "Device address; 0 while offloaded.")
         .def_property_readonly("device", &StorageHandle::device)
         .def_property_readonly("guarded", &StorageHandle::guarded, "Whether access raises.")
+        .def_property_readonly("away", &StorageHandle::away,
+                               "Whether the memory was taken and the storage has no other yet.")
         .def_property_readonly(
             "refusal", &StorageHandle::refusal,
             "\"\" if the memory can be given back and made again, else why not.");
@@ -124,8 +134,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         .def("install", &FreshMemory::install, Unlocked(),
              "Give each storage its part and lift its guard.");
 
-    module.def("point_at", &point_at_owned, py::arg("storages"), py::arg("addresses"),
-               py::arg("owners"),
-               "Point storages at memory that `owners` keep alive, and lift the guards.");
     bind_group(module);
 }

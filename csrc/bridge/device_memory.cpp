@@ -10,14 +10,6 @@
 namespace pinferry::bridge {
 namespace {
 
-// Strong references for the length of a call, so that nothing can go between its steps.
-std::vector<StoragePtr> lock_all(const Handles& storages) {
-    std::vector<StoragePtr> locked;
-    locked.reserve(storages.size());
-    for (const StorageHandle* storage : storages) locked.push_back(storage->lock());
-    return locked;
-}
-
 // Tells the allocator that the stream uses the memory, so that it is not dealt out before that use.
 void record_use(const c10::DataPtr& memory, std::int64_t stream_id) {
     const c10::Device device = memory.device();
@@ -80,9 +72,13 @@ void FreshMemory::install() noexcept {
 
 std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
                                         std::vector<std::string> messages, const Owners& owners,
-                                        std::optional<std::int64_t> stream_id) {
+                                        std::optional<std::int64_t> stream_id,
+                                        const std::vector<std::uintptr_t>& readable_at) {
     require_same_length(storages.size(), messages.size());
-    auto empty = owned_pointers(storages, std::vector<std::uintptr_t>(storages.size(), 0), owners);
+    const bool readable = !readable_at.empty();
+    if (readable) require_same_length(storages.size(), readable_at.size());
+    const std::vector<std::uintptr_t> nowhere(readable ? 0 : storages.size(), 0);
+    auto elsewhere = owned_pointers(storages, readable ? readable_at : nowhere, owners);
     const Slab* recorded = nullptr;  // neighbours are slices of the same one
     for (const StoragePtr& storage : storages) {
         const Slab* slab = slab_of(data_of(*storage));
@@ -104,10 +100,14 @@ std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
         } else {
             memory->parts.push_back(std::move(part));
         }
-        storage.set_data_ptr_noswap(std::move(empty[i]));
-        guard(storage, std::move(messages[i]));
+        storage.set_data_ptr_noswap(std::move(elsewhere[i]));
+        if (!readable) guard(storage, std::move(messages[i]));
     }
     return memory;
+}
+
+bool away(c10::StorageImpl& storage) noexcept {
+    return data_of(storage).get_deleter() == &drop_owner;
 }
 
 c10::DataPtr allocate_for(c10::StorageImpl& storage, std::size_t bytes,
@@ -119,17 +119,6 @@ c10::DataPtr allocate_for(c10::StorageImpl& storage, std::size_t bytes,
     } catch (const c10::Error& error) {
         throw Error("DeviceOutOfMemory", error.what_without_backtrace(),
                     {{"requested", static_cast<std::int64_t>(bytes)}});
-    }
-}
-
-void point_at(const Handles& storages, const std::vector<std::uintptr_t>& addresses,
-              const Owners& owners) {
-    require_same_length(storages.size(), addresses.size());
-    const auto locked = lock_all(storages);
-    auto pointers = owned_pointers(locked, addresses, owners);
-    for (std::size_t i = 0; i < locked.size(); ++i) {
-        unguard(*locked[i]);
-        locked[i]->set_data_ptr_noswap(std::move(pointers[i]));
     }
 }
 

@@ -53,13 +53,18 @@ class FreshMemory {
 using Owners = std::vector<std::shared_ptr<void>>;
 
 // Takes the memory from every storage and guards it: any access through any view then raises
-// RuntimeError(messages[i]). Sizes, shapes and identities stay. Each storage keeps owners[i], or
-// the only one, alive until it is given memory again or dies. With `stream_id` (torch.Stream's) the
-// allocator is told that this stream uses the memory, so it may be dropped while a copy still runs.
-// Either all storages or none are changed.
+// RuntimeError(messages[i]). With `readable_at`, addresses that the owners keep alive, each storage
+// is pointed there instead, and access reads and writes what is there. Sizes, shapes and identities
+// stay. Each storage keeps owners[i], or the only one, alive until it is given memory again or
+// dies. With `stream_id` (torch.Stream's) the allocator is told that this stream uses the memory,
+// so it may be dropped while a copy still runs. Either all storages or none are changed.
 std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
                                         std::vector<std::string> messages, const Owners& owners,
-                                        std::optional<std::int64_t> stream_id);
+                                        std::optional<std::int64_t> stream_id,
+                                        const std::vector<std::uintptr_t>& readable_at);
+
+// Whether release() took the memory of the storage and nobody has given it other memory since.
+bool away(c10::StorageImpl& storage) noexcept;
 
 // `bytes` of memory from the storage's own allocator, on the current device and stream of PyTorch.
 // With `stream_id` the allocator is told that this stream uses it too. Throws
@@ -69,10 +74,5 @@ c10::DataPtr allocate_for(c10::StorageImpl& storage, std::size_t bytes,
 
 // Throws Error("InvalidArgument") unless there are as many values as storages.
 void require_same_length(std::size_t storages, std::size_t others);
-
-// Points each storage at memory that it does not own, `owners[i]` keeping it alive, and lifts the
-// guards. What the storage had before goes back to its allocator.
-void point_at(const Handles& storages, const std::vector<std::uintptr_t>& addresses,
-              const Owners& owners);
 
 }  // namespace pinferry::bridge

@@ -46,8 +46,8 @@ std::unique_ptr<ResidentStorages> StorageGroup::hold() const {
     held.reserve(storages_.size());
     for (std::size_t i = 0; i < storages_.size(); ++i) {
         held.push_back(storages_[i].try_lock());
-        if (!held.back() || guarded(*held.back()) || held.back()->nbytes() != sizes_[i] ||
-            *refusal_of(*held.back())) {
+        if (!held.back() || guarded(*held.back()) || away(*held.back()) ||
+            held.back()->nbytes() != sizes_[i] || *refusal_of(*held.back())) {
             return nullptr;
         }
     }
@@ -59,7 +59,7 @@ StoragePtr StorageGroup::lock_away(std::size_t index) const {
     if (!storage) {
         throw Error("StorageChanged", names_[index] + " was freed while it was being reloaded");
     }
-    if (!guarded(*storage)) {
+    if (!away(*storage)) {
         throw Error("NotOffloaded",
                     names_[index] +
                         " was given other memory while it was offloaded, and what it "
@@ -99,7 +99,7 @@ std::unique_ptr<FreshMemory> StorageGroup::allocate(std::optional<std::int64_t> 
 void StorageGroup::announce_arrival() const {
     for (std::size_t i = 0; i < storages_.size(); ++i) {
         const StoragePtr storage = storages_[i].try_lock();
-        if (!storage || !guarded(*storage)) continue;
+        if (!storage || !away(*storage)) continue;
         guard(*storage, names_[i] + " is being reloaded; call wait() on its ticket first");
     }
 }
@@ -135,14 +135,15 @@ std::vector<std::uintptr_t> ResidentStorages::addresses() const {
     return addresses;
 }
 
-std::unique_ptr<ReleasedMemory> ResidentStorages::release(const Owners& owners,
-                                                          std::optional<std::int64_t> stream_id) {
+std::unique_ptr<ReleasedMemory> ResidentStorages::release(
+    const Owners& owners, std::optional<std::int64_t> stream_id,
+    const std::vector<std::uintptr_t>& readable_at) {
     std::vector<std::string> messages;
     messages.reserve(storages_.size());
     for (const std::string& name : group_.names_) {
         messages.push_back(name + " is offloaded to pinned host memory; call reload() first");
     }
-    return bridge::release(storages_, std::move(messages), owners, stream_id);
+    return bridge::release(storages_, std::move(messages), owners, stream_id, readable_at);
 }
 
 }  // namespace pinferry::bridge

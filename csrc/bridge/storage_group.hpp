@@ -32,7 +32,7 @@ class StorageGroup {
     // left.
     std::unique_ptr<FreshMemory> allocate(std::optional<std::int64_t> stream_id, bool slabs) const;
 
-    // From now on an access to those that are away says that they are being reloaded.
+    // From now on an access to those that are away raises and says that they are being reloaded.
     void announce_arrival() const;
 
   private:
@@ -55,9 +55,11 @@ class ResidentStorages {
     // Where each storage begins; where they are packed, each slab counts as one.
     std::vector<std::uintptr_t> addresses() const;
 
-    // Takes the memory and guards the storages; see release(). One owner for all, or one each.
+    // Takes the memory, and guards the storages or points them at `readable_at`; see release(). One
+    // owner for all, or one each.
     std::unique_ptr<ReleasedMemory> release(const Owners& owners,
-                                            std::optional<std::int64_t> stream_id);
+                                            std::optional<std::int64_t> stream_id,
+                                            const std::vector<std::uintptr_t>& readable_at);
 
   private:
     bool lie_in_slabs() const;

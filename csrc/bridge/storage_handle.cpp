@@ -1,6 +1,7 @@
 #include "storage_handle.hpp"
 
 #include "../native/error.hpp"
+#include "device_memory.hpp"
 #include "slab.hpp"
 #include "storage_access.hpp"
 
@@ -27,6 +28,8 @@ std::uintptr_t StorageHandle::address() const {
 }
 
 bool StorageHandle::guarded() const { return bridge::guarded(*lock()); }
+
+bool StorageHandle::away() const { return bridge::away(*lock()); }
 
 const char* refusal_of(c10::StorageImpl& storage) {
     if (storage.sym_nbytes().is_heap_allocated()) return "its size is symbolic";

@@ -33,6 +33,7 @@ class StorageHandle {
     std::uintptr_t address() const;  // 0 while offloaded
     std::string device() const { return lock()->device().str(); }
     bool guarded() const;
+    bool away() const;  // see bridge::away
 
     std::string refusal() const { return refusal_of(*lock()); }
 

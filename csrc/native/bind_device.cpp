@@ -47,10 +47,17 @@ void bind_device(py::module_& module) {
         .def_property_readonly("name", &Device::name)
         .def_property_readonly("uuid", &Device::uuid, "\"GPU-…\"; empty on the CPU.")
         .def_property_readonly("pci_bus_id", &Device::pci_bus_id, "Empty on the CPU.")
-        .def("copy_stream", &Device::copy_stream, py::arg("direction"),
-             "Handle of the engine's own stream.")
+        .def(
+            "copy_stream",
+            [](Device& device, Direction direction, bool urgent) {
+                return device.copy_stream({direction, urgent});
+            },
+            py::arg("direction"), py::kw_only(), py::arg("urgent") = false,
+            "Handle of the engine's own stream.")
         .def_property_readonly("copy_tier", &Device::copy_tier,
                                "How small pieces are copied: \"kernel\", \"batch\" or \"plain\".")
+        .def_property_readonly("maps_host_memory", &Device::maps_host_memory,
+                               "Whether kernels can use an arena's memory in place.")
         .def("create_stream", &Device::create_stream)
         .def(
             "allocate",
@@ -72,18 +79,21 @@ void bind_device(py::module_& module) {
             "Copy small pieces by a loaded kernel, a CUfunction, from now on.")
         .def(
             "tune_copies",
-            [](CudaDevice& device, Direction direction, std::size_t threshold, unsigned blocks) {
-                device.tune_copies(direction, {threshold, blocks});
-            },
+            [](CudaDevice& device, Direction direction, std::size_t threshold, unsigned blocks,
+               std::size_t piece) { device.tune_copies(direction, {threshold, blocks, piece}); },
             py::arg("direction"), py::kw_only(), py::arg("threshold_nbytes"), py::arg("blocks"),
-            "Set from which size on a piece is copied by DMA on its own, and the kernel's grid.")
+            py::arg("piece_nbytes") = CopyTuning().piece_bytes,
+            "Set from which size on a range is copied by DMA on its own, the kernel's grid, and "
+            "the "
+            "largest piece that a range is copied in.")
         .def(
             "copy_tuning",
             [](const CudaDevice& device, Direction direction) {
                 const CopyTuning tuning = device.copy_tuning(direction);
-                return std::make_pair(tuning.threshold_bytes, tuning.blocks);
+                return std::make_tuple(tuning.threshold_bytes, tuning.blocks, tuning.piece_bytes);
             },
-            py::arg("direction"), "The threshold in bytes and the blocks of the kernel.");
+            py::arg("direction"),
+            "The threshold in bytes, the blocks of the kernel, and the bytes of a piece.");
 }
 
 }  // namespace pinferry

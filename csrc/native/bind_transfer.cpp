@@ -26,14 +26,34 @@ CopyList make_list(const Placements& placements) {
     return CopyList(made);
 }
 
+// As the bytes of an array: see submit_list.
+std::optional<py::bytes> host_addresses(const CopyList& list) {
+    const auto addresses = list.host_addresses();
+    if (!addresses) return std::nullopt;
+    return py::bytes(reinterpret_cast<const char*>(addresses->data()),
+                     addresses->size() * sizeof(Address));
+}
+
+void note_use(const std::shared_ptr<Device>& device, const Blocks& blocks, StreamHandle stream) {
+    const std::shared_ptr<Event> use = device->record(stream, false);
+    for (const auto& block : blocks) block->add_use(use);
+}
+
+Ticket submit_pieces(const std::shared_ptr<Device>& device, Direction direction,
+                     const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
+                     const std::vector<Ticket>& after, bool urgent) {
+    return submit(device, {direction, urgent}, pieces, streams, after);
+}
+
 Ticket submit_list(const std::shared_ptr<Device>& device, Direction direction, const CopyList& list,
                    const py::bytes& addresses, const std::vector<StreamHandle>& streams,
-                   const std::vector<Ticket>& after) {
+                   const std::vector<Ticket>& after, const std::vector<std::size_t>& skip,
+                   bool urgent) {
     const std::string_view packed = addresses;
     std::vector<Address> unpacked(packed.size() / sizeof(Address));
     std::memcpy(unpacked.data(), packed.data(), unpacked.size() * sizeof(Address));
     const py::gil_scoped_release unlocked;
-    return submit_batch(device, direction, list.batch(unpacked), streams, after);
+    return submit_batch(device, {direction, urgent}, list.batch(unpacked, skip), streams, after);
 }
 
 bool is_over(const Ticket& ticket) {
@@ -101,18 +121,26 @@ void bind_transfer(py::module_& module) {
                          "Where the bytes of storages lie in blocks, worked out once.")
         .def(py::init(&make_list), py::arg("placements"))
         .def_property_readonly("storages", &CopyList::storages)
-        .def_property_readonly("nbytes", &CopyList::bytes);
+        .def_property_readonly("nbytes", &CopyList::bytes)
+        .def_property_readonly("host_addresses", &host_addresses,
+                               "Where each storage begins, as the bytes of an array; None unless "
+                               "each lies in one piece.");
 
-    module.def("submit", &submit, py::kw_only(), py::arg("device").none(false),
+    module.def("note_use", &note_use, py::arg("device").none(false), py::arg("blocks"),
+               py::arg("stream"), Unlocked(),
+               "Let the memory of blocks be dealt out again, once they are freed, only behind all "
+               "work queued so far on `stream`.");
+    module.def("submit", &submit_pieces, py::kw_only(), py::arg("device").none(false),
                py::arg("direction"), py::arg("pieces"), py::arg("streams"),
-               py::arg("after") = std::vector<Ticket>{}, Unlocked(),
+               py::arg("after") = std::vector<Ticket>{}, py::arg("urgent") = false, Unlocked(),
                "Queue copies behind all work queued so far on `streams` and behind the batches of "
-               "`after`. "
-               "Does not block the host.");
+               "`after`; urgent ones go between the pieces of others. Does not block the host.");
     module.def("submit_list", &submit_list, py::kw_only(), py::arg("device").none(false),
                py::arg("direction"), py::arg("copies"), py::arg("addresses"), py::arg("streams"),
                py::arg("after") = std::vector<Ticket>{},
-               "As submit, for storages whose device addresses are the bytes of an array.");
+               py::arg("skip") = std::vector<std::size_t>{}, py::arg("urgent") = false,
+               "As submit, for storages whose device addresses are the bytes of an array; those of "
+               "the placements in `skip` are not copied.");
 }
 
 }  // namespace pinferry

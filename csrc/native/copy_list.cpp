@@ -18,6 +18,7 @@ CopyList::CopyList(const std::vector<Placement>& placements) {
         for (std::size_t i = 0; i < placement.sizes.size(); ++i) {
             add_storage(placement.blocks, placement.offsets[i], placement.sizes[i]);
         }
+        ++placements_;
     }
 }
 
@@ -32,7 +33,8 @@ void CopyList::add_storage(const Blocks& blocks, std::size_t offset, std::size_t
         }
         if (done == size) break;
         const std::size_t bytes = std::min(size - done, there - skip);
-        parts_.push_back({block->data() + skip, block->chunk(), storages_, done, bytes});
+        parts_.push_back(
+            {block->data() + skip, block->chunk(), placements_, storages_, done, bytes});
         done += bytes;
         skip = 0;
     }
@@ -45,11 +47,37 @@ void CopyList::add_storage(const Blocks& blocks, std::size_t offset, std::size_t
     bytes_ += size;
 }
 
-Batch CopyList::batch(const std::vector<Address>& addresses) const {
+std::optional<std::vector<Address>> CopyList::host_addresses() const {
+    std::vector<Address> addresses;
+    addresses.reserve(storages_);
+    const Part* last = nullptr;
+    for (const Part& part : parts_) {
+        if (!last || part.storage != last->storage) {
+            if (part.storage != addresses.size()) return std::nullopt;
+            addresses.push_back(reinterpret_cast<Address>(part.host));
+        } else if (part.chunk != last->chunk || part.host != last->host + last->bytes) {
+            return std::nullopt;
+        }
+        last = &part;
+    }
+    if (addresses.size() != storages_) return std::nullopt;
+    return addresses;
+}
+
+Batch CopyList::batch(const std::vector<Address>& addresses,
+                      const std::vector<std::size_t>& skip) const {
     if (addresses.size() != storages_) {
         throw Error("InvalidArgument", std::to_string(storages_) + " storages, but " +
                                            std::to_string(addresses.size()) +
                                            " addresses to go with them");
+    }
+    std::vector<bool> skipped(placements_, false);
+    for (const std::size_t placement : skip) {
+        if (placement >= placements_) {
+            throw Error("InvalidArgument", "there is no placement " + std::to_string(placement) +
+                                               " of " + std::to_string(placements_) + " to skip");
+        }
+        skipped[placement] = true;
     }
     Batch batch{CopyRanges(parts_.size()), {}};
     batch.blocks.reserve(blocks_.size());
@@ -60,6 +88,7 @@ Batch CopyList::batch(const std::vector<Address>& addresses) const {
         }
     }
     for (const Part& part : parts_) {
+        if (skipped[part.placement]) continue;
         batch.ranges.add({part.host, addresses[part.storage] + part.offset, part.bytes}, part.chunk,
                          part.storage);
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "transfer.hpp"
@@ -25,15 +26,21 @@ class CopyList {
     std::size_t storages() const noexcept { return storages_; }
     std::size_t bytes() const noexcept { return bytes_; }
 
-    // The copies that connect each storage with its device address. Throws
-    // Error("InvalidArgument") unless there are as many addresses as storages, and
-    // Error("BlockFreed") if a block is gone.
-    Batch batch(const std::vector<Address>& addresses) const;
+    // Where each storage begins, if each lies in one piece that no chunk cuts; else nothing.
+    std::optional<std::vector<Address>> host_addresses() const;
+
+    // The copies that connect each storage with its device address, but for those of the placements
+    // in `skip`. All blocks are named: later copies of them are ordered behind these. Throws
+    // Error("InvalidArgument") unless there are as many addresses as storages and there is what is
+    // to be skipped, and Error("BlockFreed") if a block is gone.
+    Batch batch(const std::vector<Address>& addresses,
+                const std::vector<std::size_t>& skip = {}) const;
 
   private:
     struct Part {
         std::byte* host;
         const std::byte* chunk;  // see CopyRanges
+        std::size_t placement;
         std::size_t storage;
         std::size_t offset;  // in the storage
         std::size_t bytes;
@@ -43,6 +50,7 @@ class CopyList {
 
     std::vector<std::weak_ptr<Block>> blocks_;  // each once
     std::vector<Part> parts_;
+    std::size_t placements_ = 0;
     std::size_t storages_ = 0;
     std::size_t bytes_ = 0;
 };

@@ -12,6 +12,9 @@ struct CopyTuning {
     // Of the kernel for the others. With 256 threads each, 32 blocks have 1 MiB of loads in flight,
     // where 110 KB hide the link's latency; more would only take room from what else runs.
     unsigned blocks = 32;
+    // Larger ranges go in pieces of this many bytes, so that an urgent copy waits for one piece and
+    // not for gigabytes. On a PCIe 5.0 link one takes 0.6 ms, and the cut some microseconds.
+    std::size_t piece_bytes = std::size_t{32} << 20;
 };
 
 }  // namespace pinferry

@@ -43,4 +43,12 @@ PrimaryContext::Scope::~Scope() {
     if (pushed_) context_.driver_.context_pop(&popped);
 }
 
+bool maps_host_memory(const PrimaryContext& context) {
+    int one_address = 0;
+    check(context.driver(), "cuDeviceGetAttribute",
+          context.driver().device_attribute(
+              &one_address, attribute_host_pointer_for_registered_memory, context.ordinal()));
+    return one_address != 0;
+}
+
 }  // namespace pinferry::cuda

@@ -49,4 +49,7 @@ class PrimaryContext {
     ProcessTag process_;
 };
 
+// Whether registered memory has the host's own address on the device too; with the context current.
+bool maps_host_memory(const PrimaryContext& context);
+
 }  // namespace pinferry::cuda

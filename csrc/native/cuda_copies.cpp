@@ -1,5 +1,7 @@
 #include "cuda_copies.hpp"
 
+#include <algorithm>
+
 #include "error.hpp"
 
 namespace pinferry::cuda {
@@ -11,6 +13,13 @@ constexpr std::size_t several = 4;
 
 void require_blocks(unsigned blocks) {
     if (blocks == 0) throw Error("InvalidArgument", "a kernel needs one block or more, not 0");
+}
+
+void add_pieces(const CopyRange& range, std::size_t at_most, std::vector<CopyRange>& pieces) {
+    for (std::size_t done = 0; done < range.bytes; done += at_most) {
+        const std::size_t bytes = std::min(at_most, range.bytes - done);
+        pieces.push_back({range.host + done, range.device + done, bytes});
+    }
 }
 
 }  // namespace
@@ -40,6 +49,7 @@ void Copies::use_kernel(Function function, unsigned blocks, unsigned threads) {
 
 void Copies::tune(Direction direction, CopyTuning tuning) {
     require_blocks(tuning.blocks);
+    if (tuning.piece_bytes == 0) throw Error("InvalidArgument", "a piece has one byte or more");
     const std::lock_guard lock(mutex_);
     tunings_[static_cast<std::size_t>(direction)] = tuning;
 }
@@ -49,17 +59,23 @@ CopyTuning Copies::tuning(Direction direction) const {
     return tunings_[static_cast<std::size_t>(direction)];
 }
 
-void Copies::queue(Direction direction, const std::vector<CopyRange>& ranges, Stream stream) {
+void Copies::queue(Lane lane, const std::vector<CopyRange>& ranges, Stream stream) {
+    const Direction direction = lane.direction;
     const CopyTuning tuning = this->tuning(direction);
     std::vector<CopyRange> small, large;
     for (const CopyRange& range : ranges) {
-        (range.bytes < tuning.threshold_bytes ? small : large).push_back(range);
+        if (range.bytes < tuning.threshold_bytes) {
+            small.push_back(range);
+        } else {
+            add_pieces(range, tuning.piece_bytes, large);
+        }
     }
     GatherKernel* const kernel = this->kernel();
     if (small.size() < several) {
-        queue_each(direction, ranges, stream);
+        queue_each(direction, small, stream);
+        queue_each(direction, large, stream);
     } else if (kernel) {
-        const auto end = kernel->launch(direction, small, stream, tuning.blocks);
+        const auto end = kernel->launch(lane, small, stream, tuning.blocks);
         queue_each(direction, large, stream);
         check(driver_, "cuStreamWaitEvent", driver_.stream_wait_event(stream, end->handle(), 0));
     } else {

@@ -16,6 +16,7 @@ namespace pinferry::cuda {
 //  kernel  one launch of the gather kernel, on its own stream beside the DMA
 //  batch   one cuMemcpyBatchAsync, which submits faster than single calls
 //  plain   single calls
+// What is larger than a piece goes in several.
 // All of it is ordered behind what is queued on the copy stream before, and before what is queued
 // there later.
 class Copies {
@@ -28,14 +29,14 @@ class Copies {
     // With the context current. See GatherKernel::use.
     void use_kernel(Function function, unsigned blocks, unsigned threads);
 
-    // Throws Error("InvalidArgument") for no blocks.
+    // Throws Error("InvalidArgument") for no blocks, or pieces of no bytes.
     void tune(Direction direction, CopyTuning tuning);
     CopyTuning tuning(Direction direction) const;
 
     // Queues the copies on `stream`, with the context current. Does not block.
     // Throws Error("DriverCallFailed") or Error("DeviceOutOfMemory"); part of the copies may run
     // then, until drain() and the stream say otherwise.
-    void queue(Direction direction, const std::vector<CopyRange>& ranges, Stream stream);
+    void queue(Lane lane, const std::vector<CopyRange>& ranges, Stream stream);
 
     // Blocks the host until no kernel copies any more; with the context current. Never throws.
     void drain() noexcept;

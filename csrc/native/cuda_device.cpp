@@ -31,26 +31,13 @@ CudaDevice::CudaDevice(int index)
       driver_(context_->driver()),
       events_(std::make_shared<cuda::EventPool>(context_)),
       latches_(std::make_shared<cuda::LatchPool>(context_)),
-      copies_(context_, events_) {
+      copies_(context_, events_),
+      streams_(context_) {
     const Scope scope(*context_);
     read_identity();
-    cuda::check(driver_, "cuStreamCreate",
-                driver_.stream_create(&to_host_, cuda::stream_non_blocking));
-    if (const auto result = driver_.stream_create(&to_device_, cuda::stream_non_blocking);
-        result != cuda::success) {
-        driver_.stream_destroy(to_host_);
-        cuda::check(driver_, "cuStreamCreate", result);
-    }
 }
 
-CudaDevice::~CudaDevice() {
-    releases_.finish();
-    // Destroying a stream does not wait for it: the driver lets what is queued run on.
-    const Scope scope(*context_, std::nothrow);
-    if (!scope.ok()) return;
-    driver_.stream_destroy(to_host_);
-    driver_.stream_destroy(to_device_);
-}
+CudaDevice::~CudaDevice() { releases_.finish(); }
 
 void CudaDevice::read_identity() {
     std::array<char, 128> text{};
@@ -67,8 +54,8 @@ void CudaDevice::read_identity() {
     uuid_ = format_uuid(uuid);
 }
 
-StreamHandle CudaDevice::copy_stream(Direction direction) const noexcept {
-    return reinterpret_cast<StreamHandle>(stream(direction));
+StreamHandle CudaDevice::copy_stream(Lane lane) {
+    return reinterpret_cast<StreamHandle>(streams_[lane]);
 }
 
 std::shared_ptr<Event> CudaDevice::record(StreamHandle stream, bool timed) {
@@ -91,9 +78,9 @@ double CudaDevice::elapsed_ms(const Event& start, const Event& end) const {
     return elapsed;
 }
 
-void CudaDevice::copy(Direction direction, const std::vector<CopyRange>& ranges) {
+void CudaDevice::copy(Lane lane, const std::vector<CopyRange>& ranges) {
     const Scope scope(*context_);
-    copies_.queue(direction, ranges, stream(direction));
+    copies_.queue(lane, ranges, streams_[lane]);
 }
 
 void CudaDevice::use_kernel(cuda::Function function, unsigned blocks, unsigned threads) {
@@ -101,12 +88,16 @@ void CudaDevice::use_kernel(cuda::Function function, unsigned blocks, unsigned t
     copies_.use_kernel(function, blocks, threads);
 }
 
+bool CudaDevice::maps_host_memory() const {
+    const Scope scope(*context_);
+    return cuda::maps_host_memory(*context_);
+}
+
 void CudaDevice::drain() noexcept {
     const Scope scope(*context_, std::nothrow);
     if (!scope.ok()) return;
     copies_.drain();
-    driver_.stream_synchronize(to_host_);
-    driver_.stream_synchronize(to_device_);
+    streams_.drain();
 }
 
 std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest& request) {

@@ -2,12 +2,13 @@
 
 #include "cuda_copies.hpp"
 #include "cuda_event.hpp"
+#include "cuda_lane_streams.hpp"
 #include "cuda_latch.hpp"
 #include "device.hpp"
 
 namespace pinferry {
 
-// One GPU through the driver: the primary context, two non-blocking copy streams, pooled events,
+// One GPU through the driver: the primary context, non-blocking copy streams, pooled events,
 // and the fastest way there is for ranges of each size.
 class CudaDevice final : public Device {
   public:
@@ -21,12 +22,13 @@ class CudaDevice final : public Device {
     std::string uuid() const override { return uuid_; }
     std::string pci_bus_id() const override { return pci_bus_id_; }
 
-    StreamHandle copy_stream(Direction direction) const noexcept override;
+    StreamHandle copy_stream(Lane lane) override;
     std::shared_ptr<Event> record(StreamHandle stream, bool timed) override;
     void wait(StreamHandle stream, const Event& event) override;
     double elapsed_ms(const Event& start, const Event& end) const override;
-    void copy(Direction direction, const std::vector<CopyRange>& ranges) override;
+    void copy(Lane lane, const std::vector<CopyRange>& ranges) override;
     const char* copy_tier() const override { return copies_.tier(); }
+    bool maps_host_memory() const override;
     void drain() noexcept override;
     std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) override;
     void make_chunk(HostMemory& memory, Range chunk) override;
@@ -38,7 +40,7 @@ class CudaDevice final : public Device {
     // the primary context for as long as this device lives. Launches it once, empty.
     // Throws Error("InvalidArgument") or Error("DriverCallFailed"), and then changes nothing.
     void use_kernel(cuda::Function function, unsigned blocks, unsigned threads);
-    // Throws Error("InvalidArgument") for no blocks.
+    // Throws Error("InvalidArgument") for no blocks, or pieces of no bytes.
     void tune_copies(Direction direction, CopyTuning tuning) { copies_.tune(direction, tuning); }
     CopyTuning copy_tuning(Direction direction) const { return copies_.tuning(direction); }
 
@@ -49,9 +51,6 @@ class CudaDevice final : public Device {
     using Scope = cuda::PrimaryContext::Scope;
 
     void read_identity();
-    cuda::Stream stream(Direction direction) const noexcept {
-        return direction == Direction::to_host ? to_host_ : to_device_;
-    }
 
     int index_;
     std::shared_ptr<cuda::PrimaryContext> context_;
@@ -62,8 +61,7 @@ class CudaDevice final : public Device {
     std::string name_;
     std::string uuid_;
     std::string pci_bus_id_;
-    cuda::Stream to_host_ = nullptr;
-    cuda::Stream to_device_ = nullptr;
+    cuda::LaneStreams streams_;
 };
 
 }  // namespace pinferry

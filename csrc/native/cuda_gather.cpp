@@ -17,30 +17,11 @@ GatherKernel::GatherKernel(std::shared_ptr<PrimaryContext> context,
     : context_(std::move(context)),
       driver_(context_->driver()),
       events_(std::move(events)),
-      tables_(context_) {
-    try {
-        for (Stream& stream : streams_) {
-            check(driver_, "cuStreamCreate", driver_.stream_create(&stream, stream_non_blocking));
-        }
-        // One for each direction: later, memory might have to wait for the device.
-        tables_.prepare(streams_.size());
-        use(function, threads);
-    } catch (...) {
-        destroy_streams();
-        throw;
-    }
-}
-
-GatherKernel::~GatherKernel() {
-    // As with the copy streams: the driver lets what is queued run on.
-    const PrimaryContext::Scope scope(*context_, std::nothrow);
-    if (scope.ok()) destroy_streams();
-}
-
-void GatherKernel::destroy_streams() noexcept {
-    for (const Stream stream : streams_) {
-        if (stream) driver_.stream_destroy(stream);
-    }
+      tables_(context_),
+      streams_(context_) {
+    // One for each lane: later, memory might have to wait for the device.
+    tables_.prepare(Lane::count);
+    use(function, threads);
 }
 
 void GatherKernel::use(Function function, unsigned threads) {
@@ -50,11 +31,7 @@ void GatherKernel::use(Function function, unsigned threads) {
                     "block in whole warps, not " +
                         std::to_string(threads));
     }
-    int one_address = 0;
-    check(driver_, "cuDeviceGetAttribute",
-          driver_.device_attribute(&one_address, attribute_host_pointer_for_registered_memory,
-                                   context_->ordinal()));
-    if (!one_address) {
+    if (!maps_host_memory(*context_)) {
         throw Error("InvalidArgument",
                     "this GPU does not see registered memory at the host's own address, so no "
                     "kernel can copy from or to an arena");
@@ -62,7 +39,7 @@ void GatherKernel::use(Function function, unsigned threads) {
     // The driver may load a kernel only when it is first launched, and wait for the device then.
     // An empty table makes it do so now.
     const Code code{function, threads};
-    start(code, nullptr, 0, 1, streams_.front());
+    start(code, nullptr, 0, 1, streams_[Direction::to_host]);
     const std::lock_guard lock(mutex_);
     code_ = code;
 }
@@ -81,17 +58,16 @@ void GatherKernel::start(const Code& code, const CopyUnit* units, std::size_t co
                                 arguments.data(), nullptr));
 }
 
-std::shared_ptr<CudaEvent> GatherKernel::launch(Direction direction,
-                                                const std::vector<CopyRange>& ranges, Stream stream,
-                                                unsigned blocks) {
-    const Stream own = streams_[static_cast<std::size_t>(direction)];
+std::shared_ptr<CudaEvent> GatherKernel::launch(Lane lane, const std::vector<CopyRange>& ranges,
+                                                Stream stream, unsigned blocks) {
+    const Stream own = streams_[lane];
     const Code code = this->code();
     const std::size_t units = count_units(ranges);
     const Table table = tables_.take(units);
     std::shared_ptr<CudaEvent> end;
     bool started = false;
     try {
-        write_units(direction, ranges, table.units);
+        write_units(lane.direction, ranges, table.units);
         const CudaEvent fork(events_, stream, false);
         check(driver_, "cuStreamWaitEvent", driver_.stream_wait_event(own, fork.handle(), 0));
         const std::size_t warps = code.threads / warp_lanes;
@@ -110,8 +86,6 @@ std::shared_ptr<CudaEvent> GatherKernel::launch(Direction direction,
     return end;
 }
 
-void GatherKernel::drain() noexcept {
-    for (const Stream stream : streams_) driver_.stream_synchronize(stream);
-}
+void GatherKernel::drain() noexcept { streams_.drain(); }
 
 }  // namespace pinferry::cuda

@@ -1,17 +1,17 @@
 #pragma once
 
-#include <array>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "cuda_event.hpp"
+#include "cuda_lane_streams.hpp"
 #include "cuda_table_pool.hpp"
 
 namespace pinferry::cuda {
 
 // The kernel of csrc/kernels/gather.cu, which copies many ranges in one launch, on a stream of its
-// own for each direction. It is compiled elsewhere; whoever hands it in keeps it loaded.
+// own for each lane. It is compiled elsewhere; whoever hands it in keeps it loaded.
 //
 // It uses the host's own addresses. Under unified addressing, which every 64-bit Linux has, memory
 // registered or allocated by the driver is mapped into every context with portable access, with or
@@ -22,7 +22,6 @@ class GatherKernel {
     // All of these with the context current. What `use` throws, the constructor throws too.
     GatherKernel(std::shared_ptr<PrimaryContext> context, std::shared_ptr<EventPool> events,
                  Function function, unsigned threads);
-    ~GatherKernel();
     GatherKernel(const GatherKernel&) = delete;
     GatherKernel& operator=(const GatherKernel&) = delete;
 
@@ -34,7 +33,7 @@ class GatherKernel {
     // Returns the event behind them; `stream` does not wait for it yet.
     // Throws Error("DriverCallFailed") or Error("DeviceOutOfMemory"); after drain(), no copy of
     // this call runs any more.
-    std::shared_ptr<CudaEvent> launch(Direction direction, const std::vector<CopyRange>& ranges,
+    std::shared_ptr<CudaEvent> launch(Lane lane, const std::vector<CopyRange>& ranges,
                                       Stream stream, unsigned blocks);
 
     // Blocks the host until what was launched has ended. Never throws.
@@ -49,13 +48,12 @@ class GatherKernel {
     Code code() const;
     void start(const Code& code, const CopyUnit* units, std::size_t count, unsigned blocks,
                Stream stream);
-    void destroy_streams() noexcept;
 
     std::shared_ptr<PrimaryContext> context_;
     const Driver& driver_;
     std::shared_ptr<EventPool> events_;
     TablePool tables_;
-    std::array<Stream, 2> streams_{};  // by direction
+    LaneStreams streams_;
     mutable std::mutex mutex_;
     Code code_;  // guarded by mutex_
 };

@@ -4,9 +4,9 @@
 
 namespace pinferry {
 
-void Device::note_copies(Direction direction, std::shared_ptr<Event> end) {
+void Device::note_copies(Lane lane, std::shared_ptr<Event> end) {
     const std::lock_guard lock(mutex_);
-    std::swap(last_copies_[static_cast<std::size_t>(direction)], end);
+    std::swap(last_copies_[lane.index()], end);
 }
 
 Events Device::copies_in_flight() const {

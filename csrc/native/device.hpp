@@ -14,11 +14,10 @@
 #include "deferred_releases.hpp"
 #include "event.hpp"
 #include "host_memory.hpp"
+#include "lane.hpp"
 #include "process.hpp"
 
 namespace pinferry {
-
-enum class Direction { to_host, to_device };  // D2H, H2D
 
 // A stream by its native value: CUstream, or the address of a HostStream. Zero is the stream that
 // needs no name: the legacy default stream of CUDA, the calling thread on the CPU.
@@ -72,8 +71,8 @@ class Device {
     virtual std::string uuid() const = 0;        // "" on the CPU
     virtual std::string pci_bus_id() const = 0;  // "" on the CPU
 
-    // The engine's own stream of a direction. It never waits for the legacy default stream.
-    virtual StreamHandle copy_stream(Direction direction) const noexcept = 0;
+    // The engine's own stream of a lane. It never waits for the legacy default stream.
+    virtual StreamHandle copy_stream(Lane lane) = 0;
 
     // An event behind everything queued on `stream` so far. `timed` ones can be given to
     // elapsed_ms.
@@ -86,8 +85,8 @@ class Device {
     // Milliseconds between two complete, timed events.
     virtual double elapsed_ms(const Event& start, const Event& end) const = 0;
 
-    // The last event behind the copies of each direction, told by whoever queues them.
-    void note_copies(Direction direction, std::shared_ptr<Event> end);
+    // The last event behind the copies of each lane, told by whoever queues them.
+    void note_copies(Lane lane, std::shared_ptr<Event> end);
     Events copies_in_flight() const;
 
     // Calls `release` when every event is complete: at once, or in a later call. Never blocks.
@@ -98,13 +97,16 @@ class Device {
     // Calls what is due by now. Never blocks.
     void release_due() noexcept { releases_.run_due(); }
 
-    // Queues the copies of one batch on the copy stream of their direction; among each other they
-    // are in no order. If it throws, part of them may run until drain() returns.
-    virtual void copy(Direction direction, const std::vector<CopyRange>& ranges) = 0;
+    // Queues the copies of one batch on the copy stream of their lane; among each other they are in
+    // no order. If it throws, part of them may run until drain() returns.
+    virtual void copy(Lane lane, const std::vector<CopyRange>& ranges) = 0;
 
     // How small ranges are copied: by one "kernel", by one call for the "batch", or one by one,
     // "plain".
     virtual const char* copy_tier() const = 0;
+
+    // Whether kernels can read and write an arena's memory at the host's own addresses.
+    virtual bool maps_host_memory() const = 0;
 
     // Blocks the host until no copy runs any more. Never throws: for clean-up after a failure.
     virtual void drain() noexcept = 0;
@@ -134,7 +136,7 @@ class Device {
   private:
     ProcessTag process_;
     mutable std::mutex mutex_;
-    std::array<std::shared_ptr<Event>, 2> last_copies_;  // by direction; guarded by mutex_
+    std::array<std::shared_ptr<Event>, Lane::count> last_copies_;  // guarded by mutex_
 };
 
 }  // namespace pinferry

@@ -74,6 +74,8 @@ constexpr int api_version = 12000;
       (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
        void**, void**))                                                                        \
     X(stream_create, cuStreamCreate, (Stream*, unsigned))                                      \
+    X(stream_create_with_priority, cuStreamCreateWithPriority, (Stream*, unsigned, int))       \
+    X(priority_range, cuCtxGetStreamPriorityRange, (int*, int*))                               \
     X(stream_destroy, cuStreamDestroy, (Stream))                                               \
     X(stream_query, cuStreamQuery, (Stream))                                                   \
     X(stream_synchronize, cuStreamSynchronize, (Stream))                                       \

@@ -1,5 +1,6 @@
 #include "host_device.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,8 +14,16 @@ constexpr std::size_t device_alignment = 512;  // what CUDA's allocators give
 
 }  // namespace
 
-StreamHandle HostDevice::copy_stream(Direction direction) const noexcept {
-    return (direction == Direction::to_host ? to_host_ : to_device_).handle();
+HostStream& HostDevice::stream(Lane lane) {
+    const std::lock_guard lock(mutex_);
+    auto& stream = streams_[lane.index()];
+    if (!stream) stream = std::make_unique<HostStream>();
+    return *stream;
+}
+
+StreamHandle HostDevice::copy_stream(Lane lane) {
+    process().require_same_process("the CPU device");
+    return stream(lane).handle();
 }
 
 std::shared_ptr<Event> HostDevice::record(StreamHandle stream, bool) {
@@ -42,9 +51,9 @@ double HostDevice::elapsed_ms(const Event& start, const Event& end) const {
     return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-void HostDevice::copy(Direction direction, const std::vector<CopyRange>& ranges) {
+void HostDevice::copy(Lane lane, const std::vector<CopyRange>& ranges) {
     process().require_same_process("the CPU device");
-    stream(direction).run_later([direction, ranges] {
+    stream(lane).run_later([direction = lane.direction, ranges] {
         for (const CopyRange& range : ranges) {
             auto* const device = reinterpret_cast<std::byte*>(range.device);
             if (direction == Direction::to_host) {
@@ -59,8 +68,15 @@ void HostDevice::copy(Direction direction, const std::vector<CopyRange>& ranges)
 void HostDevice::drain() noexcept {
     if (process().forked()) return;
     try {
-        to_host_.synchronize();
-        to_device_.synchronize();
+        std::array<HostStream*, Lane::count> streams{};  // a stream that was made stays
+        {
+            const std::lock_guard lock(mutex_);
+            std::transform(streams_.begin(), streams_.end(), streams.begin(),
+                           [](const auto& stream) { return stream.get(); });
+        }
+        for (HostStream* stream : streams) {
+            if (stream) stream->synchronize();
+        }
     } catch (const std::exception&) {
         // Only memory for the queue entry can be short; the streams still run what they hold.
     }

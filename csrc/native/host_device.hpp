@@ -17,12 +17,13 @@ class HostDevice final : public Device {
     std::string uuid() const override { return ""; }
     std::string pci_bus_id() const override { return ""; }
 
-    StreamHandle copy_stream(Direction direction) const noexcept override;
+    StreamHandle copy_stream(Lane lane) override;
     std::shared_ptr<Event> record(StreamHandle stream, bool timed) override;
     void wait(StreamHandle stream, const Event& event) override;
     double elapsed_ms(const Event& start, const Event& end) const override;
-    void copy(Direction direction, const std::vector<CopyRange>& ranges) override;
+    void copy(Lane lane, const std::vector<CopyRange>& ranges) override;
     const char* copy_tier() const override { return "plain"; }
+    bool maps_host_memory() const override { return true; }
     void drain() noexcept override;
     std::unique_ptr<HostMemory> make_host_memory(const HostMemoryRequest& request) override;
     void make_chunk(HostMemory& memory, Range chunk) override;
@@ -34,12 +35,11 @@ class HostDevice final : public Device {
     void free_now(Address address) noexcept override;
 
   private:
-    HostStream& stream(Direction direction) noexcept {
-        return direction == Direction::to_host ? to_host_ : to_device_;
-    }
+    HostStream& stream(Lane lane);
 
-    HostStream to_host_;
-    HostStream to_device_;
+    // Made when first used: most devices never have anything urgent, and each is a thread.
+    std::mutex mutex_;
+    std::array<std::unique_ptr<HostStream>, Lane::count> streams_;  // guarded by mutex_
 };
 
 }  // namespace pinferry

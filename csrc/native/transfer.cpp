@@ -19,18 +19,18 @@ Events distinct_uses(const Blocks& blocks) {
     return uses;
 }
 
-Ticket queue_copies(const std::shared_ptr<Device>& device, Direction direction, const Batch& batch,
+Ticket queue_copies(const std::shared_ptr<Device>& device, Lane lane, const Batch& batch,
                     const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after) {
-    const StreamHandle copy_stream = device->copy_stream(direction);
+    const StreamHandle copy_stream = device->copy_stream(lane);
     for (const StreamHandle stream : streams)
         device->wait(copy_stream, *device->record(stream, false));
     for (const Ticket& earlier : after) earlier.wait(copy_stream);
     for (const auto& use : distinct_uses(batch.blocks)) device->wait(copy_stream, *use);
     auto start = device->record(copy_stream, true);
-    device->copy(direction, batch.ranges.list());
+    device->copy(lane, batch.ranges.list());
     auto end = device->record(copy_stream, true);
     for (const auto& block : batch.blocks) block->add_use(end);
-    device->note_copies(direction, end);
+    device->note_copies(lane, end);
     return Ticket(device, std::move(start), std::move(end), batch.ranges.bytes());
 }
 
@@ -77,13 +77,12 @@ std::optional<std::pair<double, double>> Ticket::span_ms(const Mark& base) const
     return std::pair(start, start + device_->elapsed_ms(*start_, *end_));
 }
 
-Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
-              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
-              const std::vector<Ticket>& after) {
-    return submit_batch(device, direction, batch_of(pieces), streams, after);
+Ticket submit(const std::shared_ptr<Device>& device, Lane lane, const std::vector<Piece>& pieces,
+              const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after) {
+    return submit_batch(device, lane, batch_of(pieces), streams, after);
 }
 
-Ticket submit_batch(const std::shared_ptr<Device>& device, Direction direction, const Batch& batch,
+Ticket submit_batch(const std::shared_ptr<Device>& device, Lane lane, const Batch& batch,
                     const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after) {
     device->process().require_same_process("this transfer engine");
     if (batch.blocks.empty()) return Ticket();
@@ -93,7 +92,7 @@ Ticket submit_batch(const std::shared_ptr<Device>& device, Direction direction, 
                     "a block belongs to an arena of another device; make one for this device");
     }
     try {
-        return queue_copies(device, direction, batch, streams, after);
+        return queue_copies(device, lane, batch, streams, after);
     } catch (...) {
         device->drain();
         throw;

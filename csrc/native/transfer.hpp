@@ -25,7 +25,7 @@ struct Batch {
     Blocks blocks;
 };
 
-// What was submitted: one batch of copies in one direction. Copyable state is shared, so dropping a
+// What was submitted: one batch of copies in one lane. Copyable state is shared, so dropping a
 // ticket never harms the copies. An empty batch gives a ticket that is done.
 class Ticket {
   public:
@@ -58,20 +58,19 @@ class Ticket {
     std::size_t bytes_ = 0;
 };
 
-// Queues copies on the copy stream of `direction`, behind
+// Queues copies on the copy stream of `lane`, behind
 //  - all work queued so far on `streams`: the producers of what is read (D2H), or the users of the
 //    device memory that is overwritten and on whose stream it was allocated (H2D);
 //  - the batches of `after`;
 //  - earlier copies that touched the same host blocks, whatever their direction.
 // Never blocks the host, except when it fails: then it waits until no queued copy runs any more and
 // throws Error; nothing but the contents of the target is changed.
-Ticket submit_batch(const std::shared_ptr<Device>& device, Direction direction, const Batch& batch,
+Ticket submit_batch(const std::shared_ptr<Device>& device, Lane lane, const Batch& batch,
                     const std::vector<StreamHandle>& streams,
                     const std::vector<Ticket>& after = {});
 
 // The same for whole blocks, each with one place on the device.
-Ticket submit(const std::shared_ptr<Device>& device, Direction direction,
-              const std::vector<Piece>& pieces, const std::vector<StreamHandle>& streams,
-              const std::vector<Ticket>& after = {});
+Ticket submit(const std::shared_ptr<Device>& device, Lane lane, const std::vector<Piece>& pieces,
+              const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after = {});
 
 }  // namespace pinferry

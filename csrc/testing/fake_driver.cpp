@@ -8,6 +8,7 @@
 //   fake_calls()                calls that can fail, made since fake_reset()
 //   fake_live(kind)             objects alive: "context", "stream", "event", "registration",
 //                               "host", "device"; and "blocked": frees that a held stream blocked
+//   fake_priority(stream)       what the stream was made with: 0 at the least, -5 at the greatest
 //   fake_hide(name, hidden)     whether the driver has no entry point of that name
 //   fake_reset()                no failures, nothing hidden, and the calls counted from 0
 #include <algorithm>
@@ -39,6 +40,7 @@ using pinferry::ProcessTag;
 constexpr Result invalid_value = 1;
 constexpr Result invalid_context = 201;
 constexpr Result not_found = 500;
+constexpr int greatest_priority = -5;
 thread_local int contexts_current = 0;
 
 struct FakeEvent {
@@ -53,6 +55,7 @@ struct State {
     std::map<std::uintptr_t, std::size_t> pinned;  // registrations and host allocations
     std::map<std::uintptr_t, std::size_t> device;  // its allocations
     std::map<HostStream*, ProcessTag> streams;
+    std::map<const HostStream*, int> priorities;
     long calls = 0;
     long fail_at = 0;
     Result fail_code = 0;
@@ -313,19 +316,36 @@ Result cuMemsetD8Async(DevicePtr target, unsigned char value, std::size_t bytes,
     return success;
 }
 
-Result cuStreamCreate(Stream* stream, unsigned) {
-    FAKE_CALL("cuStreamCreate")
+Stream make_stream(int priority) {
     auto* made = new HostStream;
-    *stream = reinterpret_cast<Stream>(made);
     count("stream", 1);
     const std::lock_guard lock(state().mutex);
     state().streams.emplace(made, ProcessTag());
+    state().priorities[made] = priority;
+    return reinterpret_cast<Stream>(made);
+}
+Result cuStreamCreate(Stream* stream, unsigned) {
+    FAKE_CALL("cuStreamCreate")* stream = make_stream(0);
+    return success;
+}
+Result cuStreamCreateWithPriority(Stream* stream, unsigned, int priority) {
+    FAKE_CALL("cuStreamCreateWithPriority")
+    if (contexts_current == 0) return invalid_context;
+    *stream = make_stream(priority);
+    return success;
+}
+Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    FAKE_CALL("cuCtxGetStreamPriorityRange")
+    if (contexts_current == 0) return invalid_context;
+    *least = 0;
+    *greatest = greatest_priority;
     return success;
 }
 Result cuStreamDestroy(Stream stream) {
     FAKE_FREE("cuStreamDestroy") {
         const std::lock_guard lock(state().mutex);
         state().streams.erase(stream_of(stream));
+        state().priorities.erase(stream_of(stream));
     }
     delete stream_of(stream);
     count("stream", -1);
@@ -463,6 +483,10 @@ long fake_calls() {
 long fake_live(const char* kind) {
     const std::lock_guard lock(state().mutex);
     return state().live[kind];
+}
+int fake_priority(std::uintptr_t stream) {
+    const std::lock_guard lock(state().mutex);
+    return state().priorities.at(reinterpret_cast<const HostStream*>(stream));
 }
 void fake_reset() {
     const std::lock_guard lock(state().mutex);

@@ -20,9 +20,18 @@ if TYPE_CHECKING:
         StateSet,
         discover,
     )
-    from pinferry.transfer import Release, Ticket, TransferEngine, TransferPlan
+    from pinferry.transfer import (
+        Access,
+        Release,
+        Ticket,
+        TransferEngine,
+        TransferPlan,
+        Verify,
+        calibrate,
+    )
 
 __all__ = [
+    "Access",
     "ArenaStats",
     "Category",
     "PinferryError",
@@ -36,6 +45,8 @@ __all__ = [
     "Ticket",
     "TransferEngine",
     "TransferPlan",
+    "Verify",
+    "calibrate",
     "default_device",
     "discover",
 ]
@@ -43,7 +54,15 @@ __all__ = [
 _ROOMS = {
     "errors": ("PinferryError",),
     "pool": ("ArenaStats", "PinnedArena", "PinnedBlock", "default_device"),
-    "transfer": ("Release", "Ticket", "TransferEngine", "TransferPlan"),
+    "transfer": (
+        "Access",
+        "Release",
+        "Ticket",
+        "TransferEngine",
+        "TransferPlan",
+        "Verify",
+        "calibrate",
+    ),
     "states": (
         "Category",
         "ReclaimReport",

@@ -27,6 +27,7 @@
     │   ├── AlreadyOffloaded
     │   ├── UnsupportedStorage
     │   ├── StorageChanged
+    │   ├── ChecksumMismatch      name
     │   ├── EngineClosed
     │   └── TransferTimeout (also TimeoutError)
     ├── ReclaimShortfall          expected, allocator, nvml, rss
@@ -48,6 +49,7 @@ __all__ = [
     "BlockFreed",
     "BridgeUnavailable",
     "CannotExport",
+    "ChecksumMismatch",
     "DeviceError",
     "DeviceNotFound",
     "DeviceOutOfMemory",
@@ -203,6 +205,10 @@ class UnsupportedStorage(TransferError):
 
 class StorageChanged(TransferError):
     """A storage was resized or replaced while it was offloaded."""
+
+
+class ChecksumMismatch(TransferError):
+    """A storage is not what it was when it left, by its checksum."""
 
 
 class EngineClosed(TransferError):

@@ -309,6 +309,7 @@ def test_a_child_calls_no_callback_of_its_parent_s(
 def test_nothing_asked_of_an_arena_hangs_a_child(make_device: Callable[[], _native.Device]) -> None:
     arena = PinnedArena("4MiB", device=make_device(), chunk="2MiB", max_capacity="8MiB")
     block, over = arena.alloc(512), threading.Event()
+    arena.regions()  # imports: Python has a lock for that, which a fork amid an import leaves taken
 
     def keep_busy() -> None:
         while not over.is_set():

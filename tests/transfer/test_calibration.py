@@ -11,7 +11,7 @@ import pytest
 from pinferry import _native
 from pinferry._native import Direction
 from pinferry.errors import DriverCallFailed, InvalidArgument
-from pinferry.transfer.calibration import Tuning, calibrate, choose, tune
+from pinferry.transfer.calibration import Tuning, choose, measure_copies, tune
 from tests.tiers import load_kernel
 
 if TYPE_CHECKING:
@@ -78,13 +78,13 @@ def test_what_was_measured_on_a_busy_gpu_is_set_and_not_kept(
     device: _native.CudaDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("pinferry.transfer.calibration._SAME", 0.0)
-    measured = calibrate(device)
+    measured = measure_copies(device)
     assert tunings(device) == measured
     assert not list(tmp_path.glob("pinferry/*"))
 
 
 def test_what_was_measured_is_set_and_kept(device: _native.CudaDevice, tmp_path: Path) -> None:
-    measured = calibrate(device)
+    measured = measure_copies(device)
     assert tunings(device) == measured
     file = json.loads(kept(tmp_path).read_text())
     assert file["key"]["gpu"] == device.uuid
@@ -94,7 +94,7 @@ def test_what_was_measured_is_set_and_kept(device: _native.CudaDevice, tmp_path:
 def test_the_second_device_measures_nothing(
     device: _native.CudaDevice, fake_gpu: FakeDriver
 ) -> None:
-    measured = calibrate(device)
+    measured = measure_copies(device)
     other = _native.CudaDevice(0)
     load_kernel(other)
     fake_gpu.reset()
@@ -123,7 +123,7 @@ def test_the_second_device_measures_nothing(
 def test_a_kept_file_that_is_damaged_is_measured_anew(
     device: _native.CudaDevice, tmp_path: Path, text: str
 ) -> None:
-    calibrate(device)
+    measure_copies(device)
     file = kept(tmp_path)
     good = json.loads(file.read_text())
     if text.startswith("TUNINGS"):
@@ -165,7 +165,7 @@ def test_a_device_that_cannot_be_measured_keeps_what_it_had(
     tune(device)
     assert "are not calibrated" in caplog.text
     with pytest.raises(DriverCallFailed if call != "cuMemHostRegister" else Exception, match=call):
-        calibrate(device)
+        measure_copies(device)
     fake_gpu.reset()
     assert tunings(device) == before
     assert list(tmp_path.rglob("*.json")) == []
@@ -174,4 +174,4 @@ def test_a_device_that_cannot_be_measured_keeps_what_it_had(
 def test_without_a_kernel_there_is_nothing_to_calibrate(fake_gpu: FakeDriver) -> None:
     for device in (_native.HostDevice(), _native.CudaDevice(0)):
         with pytest.raises(InvalidArgument, match="without a kernel"):
-            calibrate(device)
+            measure_copies(device)

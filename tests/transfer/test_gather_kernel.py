@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import astuple
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pytest
 
 from pinferry import _native
 from pinferry._native import Direction
-from pinferry.transfer.calibration import KERNEL_SOURCE, calibrate, tune
+from pinferry.transfer.calibration import KERNEL_SOURCE, measure_copies, tune
 from tests.tiers import load_kernel
 
 if TYPE_CHECKING:
@@ -81,10 +82,10 @@ def test_a_calibration_sets_the_device_and_is_kept(
     monkeypatch.setattr("pinferry.transfer.calibration._SAME", math.inf)
     device = _native.CudaDevice(0)
     load_kernel(device, real=True)
-    measured = calibrate(device)
+    measured = measure_copies(device)
     for name, direction in (("to_host", Direction.TO_HOST), ("to_device", Direction.TO_DEVICE)):
         tuning = measured[name]
-        assert device.copy_tuning(direction) == (tuning.threshold_nbytes, tuning.blocks)
+        assert device.copy_tuning(direction) == astuple(tuning)
     another = _native.CudaDevice(0)
     load_kernel(another, real=True)
     tune(another)

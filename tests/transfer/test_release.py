@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from pinferry import Release
 from pinferry.errors import InvalidArgument
-from pinferry.transfer.release import Release
 from tests.transfer.storage_bits import random_bits, storage_bits
 from tests.workbench import LATE, SOON
 

@@ -323,7 +323,17 @@ def test_nvtx_ranges_are_around_the_calls(
 
 def test_what_waits_at_the_same_time_gets_lanes_of_its_own() -> None:
     def batch(called_us: float, started_us: float) -> Batch:
-        return Batch("D2H", called_us, 1, 1, ("x",), 1, None, False, called_us, started_us, 99.0)
+        return Batch(
+            "D2H",
+            called_us,
+            1,
+            1,
+            ("x",),
+            1,
+            returned_us=called_us,
+            started_us=started_us,
+            ended_us=99.0,
+        )
 
     content = trace_to_dict([batch(0, 10), batch(5, 20), batch(10, 30), batch(40, 35)], device="d")
     events: Any = content["traceEvents"]

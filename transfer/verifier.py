@@ -1,0 +1,121 @@
+"""Making sure that what comes back is what left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pinferry.errors import ChecksumMismatch
+from pinferry.transfer.checksum import checksums, memory_at
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pinferry import _native
+    from pinferry.transfer.cargo import Cargo
+    from pinferry.transfer.layout import Member
+
+__all__ = ["Verifier"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The checksum of a storage that left: one of several on its device."""
+
+    member: Member  # holds the storage weakly, so that its key names no other one
+    sums: torch.Tensor
+    index: int
+
+
+class Verifier:
+    """Remembers a checksum of every storage that leaves, and compares.
+
+    Each storage is read once more on the device, before it leaves and after it came; the host waits
+    for the second. Meant for finding out who changes bytes, not for every day.
+    """
+
+    def __init__(self, device: _native.Device) -> None:
+        cpu = device.kind == "cpu"
+        self._device = torch.device("cpu") if cpu else torch.device(device.kind, device.index)
+        self._left: dict[int, _Left] = {}
+
+    def note(self, cargo: Cargo, addresses: bytes, skip: Sequence[int]) -> None:
+        """Remember what leaves, and compare what needs no copy because it is immutable.
+
+        Queued on the current stream; the host waits where there is something to compare.
+
+        Raises
+        ------
+        ChecksumMismatch
+            If an immutable storage has changed since it was copied.
+        """
+        sums = self._sums(cargo, addresses)
+        kept = cargo.members_of(skip)
+        for index, error in self._differences(cargo, sums, kept) if kept else ():
+            raise ChecksumMismatch(
+                f"{cargo.members[index].name} was declared immutable and is not what it was when "
+                f"it was copied ({error}). Nothing was moved; make the plan anew without declaring "
+                "it, or find what writes to it",
+                name=cargo.members[index].name,
+            )
+        self._left = {key: left for key, left in self._left.items() if left.member.handle.alive}
+        for index, member in enumerate(cargo.members):
+            if index not in kept:
+                self._left[member.handle.key] = _Left(member, sums, index)
+
+    def check(self, cargo: Cargo, addresses: bytes) -> None:
+        """Compare what came, at `addresses`, with what left. The host waits for the current stream.
+
+        What left before there was a verifier is not compared.
+
+        Raises
+        ------
+        ChecksumMismatch
+            For the first storage that differs.
+        """
+        sums = self._sums(cargo, addresses)
+        for index, error in self._differences(cargo, sums, range(len(cargo.members))):
+            name = cargo.members[index].name
+            raise ChecksumMismatch(
+                f"{name} did not come back as it left ({error}); {self._blame(cargo, index)}. "
+                "Nothing was reloaded and everything stays offloaded. To take it as it is, set "
+                "engine.verify = None and reload() again",
+                name=name,
+            )
+
+    def _sums(self, cargo: Cargo, addresses: bytes) -> torch.Tensor:
+        places = zip(cargo.storage_addresses(addresses), cargo.members, strict=True)
+        return checksums(
+            [memory_at(self._device, address, member.nbytes) for address, member in places]
+        )
+
+    def _differences(
+        self, cargo: Cargo, sums: torch.Tensor, indices: Collection[int]
+    ) -> list[tuple[int, str]]:
+        now = sums.tolist()
+        found = []
+        for index in indices:
+            left = self._left.get(cargo.members[index].handle.key)
+            then = None if left is None else int(left.sums[left.index])
+            if then is not None and then != now[index]:
+                found.append((index, f"checksum {_hex(then)} then, {_hex(now[index])} now"))
+        return found
+
+    def _blame(self, cargo: Cargo, index: int) -> str:
+        """Say on which way it was, by a look at the host copy."""
+        member = cargo.members[index]
+        addresses = cargo.host_addresses_or_none()
+        if addresses is None:
+            return "its host copy lies in several pieces and was not looked at"
+        address = cargo.storage_addresses(addresses)[index]
+        [host] = checksums([memory_at(torch.device("cpu"), address, member.nbytes)]).tolist()
+        left = self._left[member.handle.key]
+        if host == int(left.sums[left.index]):
+            return "its host copy is as it left, so the copy back went wrong"
+        return "its host copy differs, so it was changed there or on the way out"
+
+
+def _hex(checksum: int) -> str:
+    return f"{checksum % 2**64:016x}"
