@@ -38,6 +38,7 @@ class FakeDriver:
         self._library = ctypes.CDLL(self.path)
         self._library.fake_live.restype = ctypes.c_long
         self._library.fake_calls.restype = ctypes.c_long
+        self._library.fake_calls_of.restype = ctypes.c_long
         self._tolerated = self.live()
 
     def fail_nth(self, n: int, code: int = 999) -> None:
@@ -56,8 +57,10 @@ class FakeDriver:
         """Return the priority that a stream was made with: 0 at the least, -5 at the greatest."""
         return int(self._library.fake_priority(ctypes.c_size_t(stream)))
 
-    def calls(self) -> int:
-        """Return how many calls that can fail were made since reset()."""
+    def calls(self, name: str = "") -> int:
+        """Return how many calls that can fail were made since reset(), of one name or of all."""
+        if name:
+            return int(self._library.fake_calls_of(name.encode()))
         return int(self._library.fake_calls())
 
     def reset(self) -> None:

@@ -139,6 +139,8 @@ class Workbench:
         blocks: _native.Block | Sequence[_native.Block],
         address: int,
         streams: Sequence[_native.Stream] = (),
+        *,
+        urgent: bool = False,
     ) -> _native.Ticket:
         """Queue copies between blocks and the device memory that begins at `address`."""
         pieces = []
@@ -150,6 +152,7 @@ class Workbench:
             direction=direction,
             pieces=pieces,
             streams=[stream.handle for stream in streams],
+            urgent=urgent,
         )
         self._tickets.append(ticket)
         return ticket
@@ -159,15 +162,17 @@ class Workbench:
         blocks: _native.Block | Sequence[_native.Block],
         memory: _native.DeviceMemory,
         *streams: _native.Stream,
+        urgent: bool = False,
     ) -> _native.Ticket:
         """Queue copying device memory into blocks, behind `streams`."""
-        return self.submit(Direction.TO_HOST, blocks, memory.address, streams)
+        return self.submit(Direction.TO_HOST, blocks, memory.address, streams, urgent=urgent)
 
     def reload(
         self,
         blocks: _native.Block | Sequence[_native.Block],
         memory: _native.DeviceMemory,
         *streams: _native.Stream,
+        urgent: bool = False,
     ) -> _native.Ticket:
         """Queue copying blocks into device memory, behind `streams`."""
-        return self.submit(Direction.TO_DEVICE, blocks, memory.address, streams)
+        return self.submit(Direction.TO_DEVICE, blocks, memory.address, streams, urgent=urgent)

@@ -6,6 +6,7 @@
 //   fake_fail_nth(n, code)      the n-th call from now (1 is the next) that can fail returns `code`
 //   fake_fail_call(name, code)  every call of that name returns `code`; code 0 ends it
 //   fake_calls()                calls that can fail, made since fake_reset()
+//   fake_calls_of(name)         the same, of one name
 //   fake_live(kind)             objects alive: "context", "stream", "event", "registration",
 //                               "host", "device"; and "blocked": frees that a held stream blocked
 //   fake_priority(stream)       what the stream was made with: 0 at the least, -5 at the greatest
@@ -52,6 +53,7 @@ struct State {
     std::map<std::string, long> live;
     std::map<std::string, Result> failing;
     std::set<std::string> hidden;
+    std::map<std::string, long> calls_of;
     std::map<std::uintptr_t, std::size_t> pinned;  // registrations and host allocations
     std::map<std::uintptr_t, std::size_t> device;  // its allocations
     std::map<HostStream*, ProcessTag> streams;
@@ -73,6 +75,7 @@ Result fails(const char* call, bool can_fail_by_number = true) {
         return found->second;
     if (!can_fail_by_number) return success;
     ++fake.calls;
+    ++fake.calls_of[call];
     return fake.calls == fake.fail_at ? fake.fail_code : success;
 }
 
@@ -480,6 +483,10 @@ long fake_calls() {
     const std::lock_guard lock(state().mutex);
     return state().calls;
 }
+long fake_calls_of(const char* name) {
+    const std::lock_guard lock(state().mutex);
+    return state().calls_of[name];
+}
 long fake_live(const char* kind) {
     const std::lock_guard lock(state().mutex);
     return state().live[kind];
@@ -491,6 +498,7 @@ int fake_priority(std::uintptr_t stream) {
 void fake_reset() {
     const std::lock_guard lock(state().mutex);
     state().calls = 0;
+    state().calls_of.clear();
     state().fail_at = 0;
     state().failing.clear();
     state().hidden.clear();

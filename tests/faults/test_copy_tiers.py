@@ -134,6 +134,8 @@ def test_a_grid_of_no_blocks_is_refused(fake_gpu: FakeDriver) -> None:
     before = device.copy_tuning(Direction.TO_HOST)
     with pytest.raises(InvalidArgument):
         device.tune_copies(Direction.TO_HOST, threshold_nbytes=1, blocks=0)
+    with pytest.raises(InvalidArgument, match="a piece has one byte or more"):
+        device.tune_copies(Direction.TO_HOST, threshold_nbytes=1, blocks=1, piece_nbytes=0)
     assert device.copy_tuning(Direction.TO_HOST) == before
 
 

@@ -11,8 +11,9 @@ import pytest
 from pinferry import _native
 from pinferry._native import Direction
 from pinferry.errors import DriverCallFailed, InvalidArgument
-from pinferry.transfer.calibration import Tuning, choose, measure_copies, tune
+from pinferry.transfer.calibration import Tuning, choose, choose_piece, measure_copies, tune
 from tests.tiers import load_kernel
+from tests.workbench import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,3 +176,17 @@ def test_without_a_kernel_there_is_nothing_to_calibrate(fake_gpu: FakeDriver) ->
     for device in (_native.HostDevice(), _native.CudaDevice(0)):
         with pytest.raises(InvalidArgument, match="without a kernel"):
             measure_copies(device)
+
+
+@pytest.mark.parametrize(
+    ("whole", "cut", "piece"),
+    [
+        (1.0, 1.0, 4),  # cuts cost nothing
+        (1.0, 0.9, 4),  # noise
+        (1.0, 1.1, 32),  # 1/150 of 16 MiB each: worth it in no piece
+        (1.0, 1.029, 8),  # a bit less than 0.002, which is 0.4 % of 8 MiB
+        (1.0, 9.0, 32),
+    ],
+)
+def test_a_piece_is_the_smallest_that_costs_little(whole: float, cut: float, piece: int) -> None:
+    assert choose_piece(whole, cut, 16) == piece * MIB

@@ -71,6 +71,22 @@ def test_memory_is_not_reused_before_the_copy_has_read_it(
 
 
 @on_gpu
+@pytest.mark.parametrize("urgent", [False, True], ids=["bulk", "urgent"])
+def test_memory_is_not_reused_before_the_copy_of_its_own_lane_has_read_it(
+    engine: TransferEngine, stream: _native.Stream, torch_device: str, urgent: bool
+) -> None:
+    x = sevens(torch_device)
+    torch.cuda.synchronize()
+    stream.hold()
+    engine.offload({"x": x}, streams=[stream], urgent=urgent)
+    others = [torch.zeros(NBYTES, dtype=torch.uint8, device=torch_device) for _ in range(50)]
+    stream.release()
+    engine.reload()
+    assert torch.equal(x, sevens(torch_device))
+    assert not any(other.any() for other in others)
+
+
+@on_gpu
 def test_memory_of_another_stream_is_not_reused_before_the_copy_has_read_it(
     engine: TransferEngine, stream: _native.Stream, torch_device: str
 ) -> None:
