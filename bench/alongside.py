@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,13 +19,12 @@ __all__ = ["measure_alongside"]
 
 _TENSORS = 5
 _ORDER = 8192
-_URGENT_BYTES = 2**20
 
 
 def measure_alongside(
     device: torch.device, nbytes: int, repeats: int
 ) -> Iterator[tuple[str, Case]]:
-    """Time matrix products, and a small reload, during an offload of `nbytes`."""
+    """Time matrix products during an offload of `nbytes`."""
     if device.type != "cuda":
         return
     size = nbytes // _TENSORS
@@ -34,34 +32,16 @@ def measure_alongside(
         f"bulk[{i}]": torch.empty(size, dtype=torch.uint8, device=device).random_()
         for i in range(_TENSORS)
     }
-    urgent = {"urgent": torch.zeros(_URGENT_BYTES, dtype=torch.uint8, device=device)}
     with (
-        PinnedArena(size * _TENSORS + 2 * _URGENT_BYTES, device=device) as arena,
+        PinnedArena(size * _TENSORS + 2**20, device=device) as arena,
         TransferEngine(arena) as engine,
         engine.plan(bulk) as plan,
-        engine.plan(urgent) as small,
     ):
         plan.offload()
         plan.reload()
         yield "interference", _interference(device, repeats, plan.offload, plan.reload)
         copies = _RawCopies(bulk)
         yield "interference_raw", _interference(device, repeats, copies.start, copies.wait)
-        del copies
-        milliseconds: list[float] = []
-        for _ in range(repeats):
-            small.offload().synchronize()
-            synchronize(device)
-            ticket = plan.offload()
-            start = time.perf_counter()
-            small.reload().synchronize()
-            milliseconds.append((time.perf_counter() - start) * 1e3)
-            if ticket.done():
-                raise AssertionError("the bulk offload had ended before the urgent reload")
-            plan.reload()
-            synchronize(device)
-        spread = min(milliseconds), max(milliseconds)
-        limit = f"1 ms, for a reload of {_URGENT_BYTES} bytes during an offload of {nbytes}"
-        yield "urgent_ms", Case(statistics.median(milliseconds), 1.0, "ms", limit, spread)
 
 
 class _RawCopies:

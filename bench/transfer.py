@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from pinferry.bench.alongside import measure_alongside
 from pinferry.bench.cold import measure_cold
 from pinferry.bench.many_copies import measure_many_copies
+from pinferry.bench.options import measure_options
 from pinferry.bench.planned import measure_planned
 from pinferry.bench.swapping import measure_swap
+from pinferry.bench.urgent import measure_urgent
 from pinferry.pool import open_device
 from pinferry.transfer.calibration import measure_copies
 from pinferry.transfer.kernels import prepare_kernels
@@ -37,4 +39,6 @@ def measure_transfer(device: torch.device, nbytes: int, repeats: int) -> Iterato
     yield from measure_many_copies(device, repeats)
     yield from measure_cold(device, nbytes, repeats)
     yield from measure_alongside(device, nbytes, repeats)
+    yield from measure_urgent(device, nbytes, repeats)
+    yield from measure_options(device, nbytes, repeats)
     yield from measure_swap(device, nbytes, repeats)

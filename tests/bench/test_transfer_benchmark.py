@@ -7,6 +7,7 @@ import torch
 
 from pinferry.bench.cold import measure_cold
 from pinferry.bench.many_copies import measure_many_copies
+from pinferry.bench.options import measure_options
 from pinferry.bench.planned import measure_planned
 from pinferry.bench.state_shapes import MIXED, SMALL
 
@@ -42,6 +43,13 @@ def test_a_cold_reload_is_measured_with_the_host_s_part_of_the_offload() -> None
     cases = dict(measure_cold(CPU, 5 * 2**20, 2))
     assert cases["cold_reload"].ours > 0
     assert cases["submit_planned_5_us"].reference == 60.0
+    assert cases["submit_raw_5_us"].reference == cases["submit_planned_5_us"].ours
+
+
+def test_verified_moves_and_immutable_state_are_measured_beside_plain_ones() -> None:
+    cases = dict(measure_options(CPU, 5 * 2**20, 2))
+    assert list(cases) == ["verified_offload", "verified_reload", "immutable_offload_ms"]
+    assert all(case.ours > 0 and case.reference > 0 for case in cases.values())
 
 
 @pytest.mark.gpu
@@ -50,7 +58,15 @@ def test_work_beside_a_bulk_offload_is_measured() -> None:
 
     cases = dict(measure_alongside(torch.device("cuda:0"), 2**31, 1))
     assert cases["interference"].ratio > 0
+
+
+@pytest.mark.gpu
+def test_a_small_reload_beside_bulk_is_measured() -> None:
+    from pinferry.bench.urgent import measure_urgent
+
+    cases = dict(measure_urgent(torch.device("cuda:0"), 2**31, 1))
     assert cases["urgent_ms"].ours > 0
+    assert cases["urgent_same_way_ms"].ratio < 1
 
 
 @pytest.mark.gpu
