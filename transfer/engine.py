@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,9 +12,9 @@ from pinferry.errors import (
     ArenaInUse,
     EngineClosed,
     InvalidArgument,
-    NotOffloaded,
 )
 from pinferry.pool import PinnedArena, format_bytes, parse_size
+from pinferry.transfer.away import AwayTable
 from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.kernels import prepare_kernels
@@ -96,7 +95,7 @@ class TransferEngine(Mover):
             raise ArenaClosed("this arena is closed; make a new one for the engine")
         way = parse_verify(verify)
         prepare_kernels(arena.device)
-        self._parked: dict[int, ParkedStorage] = {}  # by the key of the storage
+        self._away = AwayTable(self._hold)
         self._closed = False
         super().__init__(arena, way)
 
@@ -110,13 +109,13 @@ class TransferEngine(Mover):
         """Bytes of storages that are away."""
         with self._lock:
             self.reap()
-            return sum(each.nbytes for each in self._parked.copy().values())
+            return sum(each.nbytes for each in self._away.copy().values())
 
     def offloaded_names(self) -> tuple[str, ...]:
         """Return the names of what is away, in the order it went."""
         with self._lock:
             self.reap()
-            return tuple(each.name for each in self._parked.copy().values())
+            return tuple(each.name for each in self._away.copy().values())
 
     def is_offloaded(self, storage: torch.UntypedStorage) -> bool:
         """Return whether this engine holds the bytes of `storage`."""
@@ -125,8 +124,7 @@ class TransferEngine(Mover):
                 f"a {type(storage).__name__} is no storage; give tensor.untyped_storage()"
             )
         with self._lock:
-            parked = self._parked.get(storage_key(storage))
-            return parked is not None and parked.handle.alive and parked.handle.away
+            return self._away.holds(storage)
 
     def offload(
         self,
@@ -182,7 +180,7 @@ class TransferEngine(Mover):
             handles = {
                 name: open_handle(name, storage, self.device)
                 for name, storage in named.items()
-                if storage.nbytes() and not self.is_offloaded(storage)
+                if storage.nbytes() and not self._away.holds(storage)
             }
             if not handles:
                 return Ticket(_native.Ticket(), self.device)
@@ -192,10 +190,7 @@ class TransferEngine(Mover):
                 rooms = [each.room() for each in parked]
                 ticket = self.dispatch(cargo, cargo.require_held(), rooms, options)
                 del rooms
-                self._parked.update({each.handle.key: each for each in parked})
-                for each in parked:
-                    each.leave_room_to_storage(partial(self._forget, each))
-                self._hold()
+                self._away.add(parked)
             return ticket
 
     def reload(
@@ -243,15 +238,15 @@ class TransferEngine(Mover):
             self.reap()
             if states is None:
                 self.settle()
-                self._prune()
-            keys = list(self._parked) if states is None else self._find(states)
+                self._away.prune()
+            keys = list(self._away.copy()) if states is None else self._find(states)
             return self.reload_keys(keys, options)
 
     def offloaded(self) -> dict[int, ParkedStorage]:
         """Return what is away, by `storage_key`."""
         with self._lock:
             self.reap()
-            return self._parked.copy()
+            return self._away.copy()
 
     def reload_keys(self, keys: Iterable[int], options: ReloadOptions) -> Ticket:
         """Bring back storages by `storage_key`, for callers that do not hold them; see `reload`.
@@ -260,15 +255,13 @@ class TransferEngine(Mover):
         """
         with self._lock:
             self.require_open()
-            table = self._parked.copy()
+            table = self._away.copy()
             parked = [table[key] for key in keys if key in table and table[key].handle.alive]
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
             with Uninterrupted():
                 ticket = self.fetch(Cargo.of(parked), options)
-                for each in parked:
-                    self._parked.pop(each.handle.key, None)
-                self._hold()
+                self._away.remove(parked)
             return ticket
 
     def plan(
@@ -395,23 +388,9 @@ class TransferEngine(Mover):
             )
         ]
 
-    def _forget(self, parked: ParkedStorage) -> None:
-        # Called wherever a storage dies, perhaps amid another call of this thread, which therefore
-        # never goes through the table itself but through a copy.
-        if self._parked.get(parked.handle.key) is parked:
-            del self._parked[parked.handle.key]
-        self._hold()
-
-    def _prune(self) -> None:
-        """Forget what died while nobody could be told, such as amid an interrupt."""
-        for key, each in self._parked.copy().items():
-            if not each.handle.alive:
-                self._parked.pop(key, None)
-        self._hold()
-
     def _hold(self) -> None:
         """Live on while somebody's bytes are here, and no longer."""
-        if self._parked or len(self._arrivals):
+        if len(self._away) or len(self._arrivals):
             _holding.add(self)
         else:
             _holding.discard(self)
@@ -426,7 +405,7 @@ class TransferEngine(Mover):
         """
         with self._lock:
             self.settle()
-            self._prune()
+            self._away.prune()
             plans = TransferPlan.holding(self)
             held = self.offloaded_bytes + sum(plan.nbytes for plan in plans)
             if held:
@@ -444,18 +423,7 @@ class TransferEngine(Mover):
     def _find(self, states: States) -> list[int]:
         named = named_storages(states)
         self._arrivals.settle([storage_key(storage) for storage in named.values()])
-        missing = [
-            name
-            for name, storage in named.items()
-            if storage.nbytes() and not self.is_offloaded(storage)
-        ]
-        if missing:
-            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise NotOffloaded(
-                f"{missing[0]}{others} cannot be reloaded: this engine did not offload it, or has "
-                "brought it back. Nothing was moved"
-            )
-        return [storage_key(storage) for storage in named.values() if storage.nbytes()]
+        return self._away.find(named)
 
     def require_open(self) -> None:
         """Raise `EngineClosed` if it was closed."""

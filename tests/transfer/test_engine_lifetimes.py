@@ -77,7 +77,7 @@ def test_a_storage_resized_while_away_is_refused_and_can_be_sized_back(
     # The CPU refuses to resize what is guarded, so the size is changed under the guard.
     x, other = torch.ones(8), torch.full((8,), 2.0)
     engine.offload({"x": x, "other": other})
-    [parked, _] = engine._parked.values()
+    [parked, _] = engine._away.copy().values()
     monkeypatch.setattr(parked, "nbytes", 16)
     with pytest.raises(StorageChanged, match=r"\Ax was resized from 16 to 32 bytes"):
         engine.reload()
