@@ -78,8 +78,8 @@ class TransferPlan:
 
     @property
     def offloaded(self) -> bool:
-        """Whether the storages are away."""
-        return bool(self._away) and self._cargo is not None and self._cargo.group.alive > 0
+        """Whether the storages are away, or some of them."""
+        return bool(self._away) and self._cargo is not None and self._cargo.group.still_away > 0
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the storages that are still alive."""
@@ -233,16 +233,20 @@ class TransferPlan:
         return self._cargo, self._cargo.require_held()
 
     def _cargo_away(self) -> Cargo:
-        """Return what is to come back, without what has died."""
-        if self._cargo is not None and self._cargo.group.alive < len(self._cargo.keys):
-            away = set(map(id, self._away))
-            kept = [(p, p.alive()) for p in self._places]
-            self._away = [now for then, now in kept if now is not None and id(then) in away]
-            self._settle_on([now for _, now in kept if now is not None])
-        if self._cargo is not None and len(self._away) == len(self._places):
+        """Return what is to come back, without what has died or was given other memory."""
+        if self._cargo is not None and self._cargo.group.still_away < len(self._cargo.keys):
+            left = [place.still_away() for place in self._away]
+            self._away = [place for place in left if place is not None]
+            if self._cargo.group.alive < len(self._cargo.keys):
+                alive = [place.alive() for place in self._places]
+                self._settle_on([place for place in alive if place is not None])
+        if self._cargo is not None and self._away == self._places:
             return self._cargo
         if not self._away:
-            raise StorageChanged("every storage of this plan was freed while it was being moved")
+            raise StorageChanged(
+                "every storage of this plan was freed, or given other memory, while it was being "
+                "moved"
+            )
         return Cargo(self._away)
 
     def _pieces(self, places: Sequence[Place], nbytes: int) -> list[Piece]:

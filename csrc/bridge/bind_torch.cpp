@@ -76,6 +76,8 @@ void bind_group(py::module_& module) {
         .def(py::init(&make_group), py::arg("storages"), py::arg("names"), py::arg("sizes"),
              py::arg("slabs"))
         .def_property_readonly("alive", &StorageGroup::alive, "How many storages live.")
+        .def_property_readonly("still_away", &StorageGroup::still_away,
+                               "How many live, are away and were given no other memory.")
         .def("hold", &StorageGroup::hold, Unlocked(), py::keep_alive<0, 1>(),
              "Return the storages if all are here, movable and as large as they were, else None.")
         .def("allocate", &StorageGroup::allocate, py::arg("stream_id"), py::arg("slabs"),

@@ -41,6 +41,15 @@ std::size_t StorageGroup::alive() const noexcept {
     return count;
 }
 
+std::size_t StorageGroup::still_away() const noexcept {
+    std::size_t count = 0;
+    for (const StorageHandle& handle : storages_) {
+        const StoragePtr storage = handle.try_lock();
+        count += storage && away(*storage) ? 1 : 0;
+    }
+    return count;
+}
+
 std::unique_ptr<ResidentStorages> StorageGroup::hold() const {
     std::vector<StoragePtr> held;
     held.reserve(storages_.size());

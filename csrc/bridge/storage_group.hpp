@@ -20,6 +20,8 @@ class StorageGroup {
                  std::vector<std::size_t> sizes, std::vector<SlabLayout> slabs);
 
     std::size_t alive() const noexcept;
+    // Those of them that are away: a readable one may be given other memory meanwhile.
+    std::size_t still_away() const noexcept;
 
     // The storages, if all are alive, of their sizes, here, and such that their memory can be given
     // back; null otherwise.
