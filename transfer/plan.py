@@ -56,6 +56,7 @@ class TransferPlan:
         self._immutable: tuple[int, ...] = ()
         self._copied: tuple[int, ...] = ()
         self._settle_on(self._with_room(places))
+        self._access = Access.RAISE  # to what is away
         self._away: list[Place] = []  # all, but where a swap failed and could not be undone
         self._closed = False
         # Of what the storages hold while they are away: dead once all of them are back or gone.
@@ -166,6 +167,11 @@ class TransferPlan:
             )
         self._hold()
 
+    @property
+    def access(self) -> Access:
+        """What an access to the storages that are away does."""
+        return self._access
+
     def copied(self, places: Sequence[Place]) -> list[int]:
         """Return the numbers among `places` of those whose bytes the arena has for good."""
         have = {id(self._places[number]) for number in self._copied}
@@ -175,6 +181,7 @@ class TransferPlan:
         """Return what storages hold while they are away; when it dies, all are back or gone."""
         blocks = [block for place in self._places for block in place.blocks]
         token = host_copy(blocks, self._engine.device, access)
+        self._access = access
         self._token = weakref.ref(token, lambda _: self._hold())
         return token
 
