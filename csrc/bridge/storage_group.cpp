@@ -144,9 +144,9 @@ std::vector<std::uintptr_t> ResidentStorages::addresses() const {
     return addresses;
 }
 
-std::unique_ptr<ReleasedMemory> ResidentStorages::release(
-    const Owners& owners, std::optional<std::int64_t> stream_id,
-    const std::vector<std::uintptr_t>& readable_at) {
+std::unique_ptr<ReleasedMemory> ResidentStorages::release(const Owners& owners,
+                                                          std::optional<std::int64_t> stream_id,
+                                                          const ReadableAt& readable_at) {
     std::vector<std::string> messages;
     messages.reserve(storages_.size());
     for (const std::string& name : group_.names_) {

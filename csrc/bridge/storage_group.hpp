@@ -61,7 +61,7 @@ class ResidentStorages {
     // owner for all, or one each.
     std::unique_ptr<ReleasedMemory> release(const Owners& owners,
                                             std::optional<std::int64_t> stream_id,
-                                            const std::vector<std::uintptr_t>& readable_at);
+                                            const ReadableAt& readable_at);
 
   private:
     bool lie_in_slabs() const;
