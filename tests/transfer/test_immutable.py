@@ -11,6 +11,8 @@ import torch
 from tests.transfer.storage_bits import random_bits, storage_bits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pinferry import TransferEngine
 
 SIZES = (1, 512, 513, 4096, 100, 7777, 3)
@@ -163,3 +165,17 @@ def test_a_deferred_reload_brings_what_was_copied_once(
     engine.settle()
     assert bits(states) == before
     plan.close()
+
+
+def test_a_trace_counts_what_was_copied(
+    engine: TransferEngine, states: States, tmp_path: Path
+) -> None:
+    with engine.plan(states, immutable=["s3", "s5"]) as plan:
+        plan.offload()
+        plan.reload()
+        with engine.trace(tmp_path / "trace.json") as trace:
+            plan.offload()
+            plan.reload()
+    left = sum(SIZES) - SIZES[3] - SIZES[5]
+    moves = [(batch.direction, batch.nbytes, batch.storages) for batch in trace.batches]
+    assert moves == [("D2H", left, len(SIZES)), ("H2D", sum(SIZES), len(SIZES))]
