@@ -35,7 +35,7 @@ def bits(states: States) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "names",
     [["s0"], ("s3",), {"s1", "s5"}, frozenset({"s0", "s6"}), [], ["s2", "s2"], {"s4": 1}.keys()],
-    ids=str,
+    ids=["list", "tuple", "set", "frozenset", "nothing", "twice", "keys"],
 )
 def test_only_what_is_named_is_copied_once(
     engine: TransferEngine, states: States, compact: bool, names: list[str]
