@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch.nn.parameter import is_lazy
 
 from pinferry.errors import InvalidArgument, UnsupportedStorage
+from pinferry.states.holders import of_model, of_optimizer
 from pinferry.transfer import inner_tensors, storage_key, storage_of
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ def immutable_names(
             f"immutable={immutable!r}: there is {_FROZEN!r}; names of states go in a list"
         )
     parameters = [] if model is None else list(model.parameters())
-    frozen = _keys(each for each in parameters if not each.requires_grad)
+    frozen = {id(each): each for each in parameters if not each.requires_grad}
     # A storage that holds anything else as well may be written to for the sake of that.
-    written: list[torch.Tensor] = [each for each in parameters if each.requires_grad]
-    written += [] if model is None else [buffer for _, buffer in model.named_buffers()]
+    found = [*of_model(model), *of_optimizer(optimizer, model)]
+    written = [tensor for _, _, tensor in found if id(tensor) not in frozen]
     written += [] if optimizer is None else _stepped(optimizer)
-    fixed = frozen - _keys(written)
+    fixed = _keys(frozen.values()) - _keys(written)
     return states.where(lambda entry: storage_key(entry.storage) in fixed).names()
 
 

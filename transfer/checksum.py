@@ -93,6 +93,7 @@ class _Interface:
 @lru_cache(maxsize=8)
 def _factors(device: str) -> torch.Tensor:
     """Return an odd factor for each place of a part; the same on every device."""
-    generator = torch.Generator().manual_seed(1)
-    drawn = torch.randint(-(2**63), 2**63 - 1, (_WORDS,), generator=generator, dtype=torch.int64)
+    generator = torch.Generator("cpu").manual_seed(1)
+    span = (-(2**63), 2**63 - 1)
+    drawn = torch.randint(*span, (_WORDS,), generator=generator, dtype=torch.int64, device="cpu")
     return (drawn | 1).to(device)

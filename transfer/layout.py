@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pinferry import _native
     from pinferry._torch import StorageHandle
@@ -52,10 +52,17 @@ class Place:
 
     def alive(self) -> Place | None:
         """Return the place without what has died; None if nothing is left."""
+        return self._only(lambda member: member.handle.alive)
+
+    def still_away(self) -> Place | None:
+        """Return the place without what has died or was given other memory, likewise."""
+        return self._only(lambda member: member.handle.alive and member.handle.away)
+
+    def _only(self, stays: Callable[[Member], bool]) -> Place | None:
         kept = [
             (member, offset)
             for member, offset in zip(self.members, self.offsets, strict=True)
-            if member.handle.alive
+            if stays(member)
         ]
         if len(kept) == len(self.members):
             return self

@@ -56,6 +56,7 @@ class TransferPlan:
         self._immutable: tuple[int, ...] = ()
         self._copied: tuple[int, ...] = ()
         self._settle_on(self._with_room(places))
+        self._access = Access.RAISE  # to what is away
         self._away: list[Place] = []  # all, but where a swap failed and could not be undone
         self._closed = False
         # Of what the storages hold while they are away: dead once all of them are back or gone.
@@ -78,8 +79,8 @@ class TransferPlan:
 
     @property
     def offloaded(self) -> bool:
-        """Whether the storages are away."""
-        return bool(self._away) and self._cargo is not None and self._cargo.group.alive > 0
+        """Whether the storages are away, or some of them."""
+        return bool(self._away) and self._cargo is not None and self._cargo.group.still_away > 0
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the storages that are still alive."""
@@ -166,6 +167,11 @@ class TransferPlan:
             )
         self._hold()
 
+    @property
+    def access(self) -> Access:
+        """What an access to the storages that are away does."""
+        return self._access
+
     def copied(self, places: Sequence[Place]) -> list[int]:
         """Return the numbers among `places` of those whose bytes the arena has for good."""
         have = {id(self._places[number]) for number in self._copied}
@@ -175,6 +181,7 @@ class TransferPlan:
         """Return what storages hold while they are away; when it dies, all are back or gone."""
         blocks = [block for place in self._places for block in place.blocks]
         token = host_copy(blocks, self._engine.device, access)
+        self._access = access
         self._token = weakref.ref(token, lambda _: self._hold())
         return token
 
@@ -233,16 +240,20 @@ class TransferPlan:
         return self._cargo, self._cargo.require_held()
 
     def _cargo_away(self) -> Cargo:
-        """Return what is to come back, without what has died."""
-        if self._cargo is not None and self._cargo.group.alive < len(self._cargo.keys):
-            away = set(map(id, self._away))
-            kept = [(p, p.alive()) for p in self._places]
-            self._away = [now for then, now in kept if now is not None and id(then) in away]
-            self._settle_on([now for _, now in kept if now is not None])
-        if self._cargo is not None and len(self._away) == len(self._places):
+        """Return what is to come back, without what has died or was given other memory."""
+        if self._cargo is not None and self._cargo.group.still_away < len(self._cargo.keys):
+            left = [place.still_away() for place in self._away]
+            self._away = [place for place in left if place is not None]
+            if self._cargo.group.alive < len(self._cargo.keys):
+                alive = [place.alive() for place in self._places]
+                self._settle_on([place for place in alive if place is not None])
+        if self._cargo is not None and self._away == self._places:
             return self._cargo
         if not self._away:
-            raise StorageChanged("every storage of this plan was freed while it was being moved")
+            raise StorageChanged(
+                "every storage of this plan was freed, or given other memory, while it was being "
+                "moved"
+            )
         return Cargo(self._away)
 
     def _pieces(self, places: Sequence[Place], nbytes: int) -> list[Piece]:

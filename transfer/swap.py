@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pinferry.transfer.interrupts import Uninterrupted
-from pinferry.transfer.options import OffloadOptions, Release, ReloadOptions
+from pinferry.transfer.options import Access, OffloadOptions, Release, ReloadOptions
 from pinferry.transfer.streams import current_stream_id
 
 if TYPE_CHECKING:
@@ -125,10 +125,15 @@ def _undo(
 ) -> None:
     """Put back what moved. The host still has the bytes of what came in, so that only goes."""
     if arrived:
-        token = into.new_token()
+        token = into.new_token(into.access)
+        readable = into.access is Access.READABLE
         for piece in arrived:
             # The current stream has waited for the copies in.
-            piece.cargo.require_held().release([token], current_stream_id(engine.device))
+            piece.cargo.require_held().release(
+                [token],
+                current_stream_id(engine.device),
+                piece.cargo.host_addresses(engine.device) if readable else None,
+            )
     while departed:
         out.note_away(_places(departed))  # should there be no room any more: they can be reloaded
         engine.fetch(departed[-1].cargo, ReloadOptions())

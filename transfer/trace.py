@@ -78,6 +78,7 @@ class _Call:
 
     def submitted(self, native: _native.Ticket, streams: Iterable[object] | None) -> None:
         self.native = native
+        self.batch.nbytes = native.nbytes  # not what the arena has already
         if streams is not None:
             self.batch.streams = tuple(stream_handle(each) for each in streams)
 

@@ -62,7 +62,8 @@ class Verifier:
             )
         self._left = {key: left for key, left in self._left.items() if left.member.handle.alive}
         for index, member in enumerate(cargo.members):
-            if index not in kept:
+            # What was copied before there was a verifier counts as it is now.
+            if index not in kept or member.handle.key not in self._left:
                 self._left[member.handle.key] = _Left(member, sums, index)
 
     def check(self, cargo: Cargo, addresses: bytes) -> None:

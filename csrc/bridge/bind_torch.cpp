@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "../native/error.hpp"
 #include "../native/raise_python.hpp"
 #include "device_memory.hpp"
 #include "storage_group.hpp"
@@ -34,6 +35,10 @@ Owners hold_all(const std::vector<py::object>& objects) {
 
 std::vector<std::uintptr_t> unpack_addresses(const py::bytes& packed) {
     const std::string_view bytes = packed;
+    if (bytes.size() % sizeof(std::uintptr_t) != 0) {
+        throw Error("InvalidArgument",
+                    std::to_string(bytes.size()) + " bytes are no array of addresses");
+    }
     std::vector<std::uintptr_t> addresses(bytes.size() / sizeof(std::uintptr_t));
     std::memcpy(addresses.data(), bytes.data(), addresses.size() * sizeof(std::uintptr_t));
     return addresses;
@@ -44,8 +49,8 @@ std::unique_ptr<ReleasedMemory> release_owned(ResidentStorages& storages,
                                               std::optional<std::int64_t> stream_id,
                                               const std::optional<py::bytes>& readable_at) {
     const Owners held = hold_all(owners);
-    const auto addresses =
-        readable_at ? unpack_addresses(*readable_at) : std::vector<std::uintptr_t>{};
+    std::optional<std::vector<std::uintptr_t>> addresses;
+    if (readable_at) addresses = unpack_addresses(*readable_at);
     const py::gil_scoped_release unlocked;
     return storages.release(held, stream_id, addresses);
 }
@@ -76,6 +81,8 @@ void bind_group(py::module_& module) {
         .def(py::init(&make_group), py::arg("storages"), py::arg("names"), py::arg("sizes"),
              py::arg("slabs"))
         .def_property_readonly("alive", &StorageGroup::alive, "How many storages live.")
+        .def_property_readonly("still_away", &StorageGroup::still_away,
+                               "How many live, are away and were given no other memory.")
         .def("hold", &StorageGroup::hold, Unlocked(), py::keep_alive<0, 1>(),
              "Return the storages if all are here, movable and as large as they were, else None.")
         .def("allocate", &StorageGroup::allocate, py::arg("stream_id"), py::arg("slabs"),

@@ -73,12 +73,11 @@ void FreshMemory::install() noexcept {
 std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
                                         std::vector<std::string> messages, const Owners& owners,
                                         std::optional<std::int64_t> stream_id,
-                                        const std::vector<std::uintptr_t>& readable_at) {
+                                        const ReadableAt& readable_at) {
     require_same_length(storages.size(), messages.size());
-    const bool readable = !readable_at.empty();
-    if (readable) require_same_length(storages.size(), readable_at.size());
-    const std::vector<std::uintptr_t> nowhere(readable ? 0 : storages.size(), 0);
-    auto elsewhere = owned_pointers(storages, readable ? readable_at : nowhere, owners);
+    if (readable_at) require_same_length(storages.size(), readable_at->size());
+    const std::vector<std::uintptr_t> nowhere(readable_at ? 0 : storages.size(), 0);
+    auto elsewhere = owned_pointers(storages, readable_at ? *readable_at : nowhere, owners);
     const Slab* recorded = nullptr;  // neighbours are slices of the same one
     for (const StoragePtr& storage : storages) {
         const Slab* slab = slab_of(data_of(*storage));
@@ -101,7 +100,7 @@ std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
             memory->parts.push_back(std::move(part));
         }
         storage.set_data_ptr_noswap(std::move(elsewhere[i]));
-        if (!readable) guard(storage, std::move(messages[i]));
+        if (!readable_at) guard(storage, std::move(messages[i]));
     }
     return memory;
 }

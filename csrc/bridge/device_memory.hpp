@@ -51,6 +51,7 @@ class FreshMemory {
 };
 
 using Owners = std::vector<std::shared_ptr<void>>;
+using ReadableAt = std::optional<std::vector<std::uintptr_t>>;
 
 // Takes the memory from every storage and guards it: any access through any view then raises
 // RuntimeError(messages[i]). With `readable_at`, addresses that the owners keep alive, each storage
@@ -61,7 +62,7 @@ using Owners = std::vector<std::shared_ptr<void>>;
 std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
                                         std::vector<std::string> messages, const Owners& owners,
                                         std::optional<std::int64_t> stream_id,
-                                        const std::vector<std::uintptr_t>& readable_at);
+                                        const ReadableAt& readable_at);
 
 // Whether release() took the memory of the storage and nobody has given it other memory since.
 bool away(c10::StorageImpl& storage) noexcept;

@@ -41,6 +41,15 @@ std::size_t StorageGroup::alive() const noexcept {
     return count;
 }
 
+std::size_t StorageGroup::still_away() const noexcept {
+    std::size_t count = 0;
+    for (const StorageHandle& handle : storages_) {
+        const StoragePtr storage = handle.try_lock();
+        count += storage && away(*storage) ? 1 : 0;
+    }
+    return count;
+}
+
 std::unique_ptr<ResidentStorages> StorageGroup::hold() const {
     std::vector<StoragePtr> held;
     held.reserve(storages_.size());
@@ -135,9 +144,9 @@ std::vector<std::uintptr_t> ResidentStorages::addresses() const {
     return addresses;
 }
 
-std::unique_ptr<ReleasedMemory> ResidentStorages::release(
-    const Owners& owners, std::optional<std::int64_t> stream_id,
-    const std::vector<std::uintptr_t>& readable_at) {
+std::unique_ptr<ReleasedMemory> ResidentStorages::release(const Owners& owners,
+                                                          std::optional<std::int64_t> stream_id,
+                                                          const ReadableAt& readable_at) {
     std::vector<std::string> messages;
     messages.reserve(storages_.size());
     for (const std::string& name : group_.names_) {

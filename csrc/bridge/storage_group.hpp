@@ -20,6 +20,8 @@ class StorageGroup {
                  std::vector<std::size_t> sizes, std::vector<SlabLayout> slabs);
 
     std::size_t alive() const noexcept;
+    // Those of them that are away: a readable one may be given other memory meanwhile.
+    std::size_t still_away() const noexcept;
 
     // The storages, if all are alive, of their sizes, here, and such that their memory can be given
     // back; null otherwise.
@@ -59,7 +61,7 @@ class ResidentStorages {
     // owner for all, or one each.
     std::unique_ptr<ReleasedMemory> release(const Owners& owners,
                                             std::optional<std::int64_t> stream_id,
-                                            const std::vector<std::uintptr_t>& readable_at);
+                                            const ReadableAt& readable_at);
 
   private:
     bool lie_in_slabs() const;
