@@ -42,6 +42,9 @@ def immutable_names(
     """
     if immutable is None:
         return ()
+    given: object = immutable
+    if isinstance(given, bool) or not isinstance(given, Collection):
+        raise InvalidArgument(f"immutable={immutable!r}: give {_FROZEN!r}, several names, or None")
     if not isinstance(immutable, str):
         return immutable
     if immutable != _FROZEN:

@@ -107,7 +107,7 @@ class Cargo:
             raise ArenaExhausted(
                 "access='readable' needs each storage in one piece, and the arena was too full to "
                 f"hold all of these {len(self.members)} so; free blocks or make the arena larger, "
-                "or use access='raise'. Nothing was moved"
+                "and make a plan anew, or use access='raise'. Nothing was moved"
             )
         return addresses
 

@@ -54,9 +54,12 @@ class Place:
         """Return the place without what has died; None if nothing is left."""
         return self._only(lambda member: member.handle.alive)
 
-    def still_away(self) -> Place | None:
-        """Return the place without what has died or was given other memory, likewise."""
-        return self._only(lambda member: member.handle.alive and member.handle.away)
+    def held_by(self, token: object) -> Place | None:
+        """Return the place without what has died or was given other memory, likewise.
+
+        What is away with `token` was not.
+        """
+        return self._only(lambda member: member.handle.alive and member.handle.owner is token)
 
     def _only(self, stays: Callable[[Member], bool]) -> Place | None:
         kept = [

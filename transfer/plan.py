@@ -80,7 +80,7 @@ class TransferPlan:
     @property
     def offloaded(self) -> bool:
         """Whether the storages are away, or some of them."""
-        return bool(self._away) and self._cargo is not None and self._cargo.group.still_away > 0
+        return bool(self._away) and self._living_token() is not None
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the storages that are still alive."""
@@ -179,6 +179,9 @@ class TransferPlan:
 
     def new_token(self, access: Access = Access.RAISE) -> HostCopy:
         """Return what storages hold while they are away; when it dies, all are back or gone."""
+        living = self._living_token() if self._away else None
+        if living is not None:
+            return living  # a swap that failed adds to what is away
         blocks = [block for place in self._places for block in place.blocks]
         token = host_copy(blocks, self._engine.device, access)
         self._access = access
@@ -203,6 +206,9 @@ class TransferPlan:
         self._away = []
         self._settle_on([])
         self._closed = True
+
+    def _living_token(self) -> HostCopy | None:
+        return None if self._token is None else self._token()
 
     def _members(self) -> Iterator[Member]:
         return (member for place in self._places for member in place.members if member.handle.alive)
@@ -241,10 +247,13 @@ class TransferPlan:
 
     def _cargo_away(self) -> Cargo:
         """Return what is to come back, without what has died or was given other memory."""
-        if self._cargo is not None and self._cargo.group.still_away < len(self._cargo.keys):
-            left = [place.still_away() for place in self._away]
+        cargo, token = self._cargo, self._living_token()
+        # What is readable may have been given other memory, and have left with somebody else since.
+        strayed = self._access is Access.READABLE
+        if cargo is not None and (strayed or cargo.group.still_away < len(cargo.keys)):
+            left = [place.held_by(token) for place in self._away] if token is not None else []
             self._away = [place for place in left if place is not None]
-            if self._cargo.group.alive < len(self._cargo.keys):
+            if cargo.group.alive < len(cargo.keys):
                 alive = [place.alive() for place in self._places]
                 self._settle_on([place for place in alive if place is not None])
         if self._cargo is not None and self._away == self._places:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pinferry.errors import ChecksumMismatch
+from pinferry.errors import ChecksumMismatch, DeviceOutOfMemory
 from pinferry.transfer.checksum import checksums, memory_at
 
 if TYPE_CHECKING:
@@ -88,9 +88,15 @@ class Verifier:
 
     def _sums(self, cargo: Cargo, addresses: bytes) -> torch.Tensor:
         places = zip(cargo.storage_addresses(addresses), cargo.members, strict=True)
-        return checksums(
-            [memory_at(self._device, address, member.nbytes) for address, member in places]
-        )
+        try:
+            return checksums(
+                [memory_at(self._device, address, member.nbytes) for address, member in places]
+            )
+        except torch.OutOfMemoryError as error:
+            raise DeviceOutOfMemory(
+                f"checksums need 16 MiB of device memory, and there is less ({error}). Nothing was "
+                "moved; free some, or set engine.verify = None"
+            ) from None
 
     def _differences(
         self, cargo: Cargo, sums: torch.Tensor, indices: Collection[int]

@@ -26,6 +26,11 @@ std::shared_ptr<void> hold(py::object object) {
             }};
 }
 
+py::object owner_object(const StorageHandle& handle) {
+    const std::shared_ptr<void> owner = owner_of(*handle.lock());
+    return owner ? *static_cast<py::object*>(owner.get()) : py::none();
+}
+
 Owners hold_all(const std::vector<py::object>& objects) {
     Owners owners;
     owners.reserve(objects.size());
@@ -125,6 +130,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                "Device address; 0 while offloaded.")
         .def_property_readonly("device", &StorageHandle::device)
         .def_property_readonly("guarded", &StorageHandle::guarded, "Whether access raises.")
+        .def_property_readonly("owner", &owner_object,
+                               "What the storage keeps alive while its memory is away, else None.")
         .def_property_readonly("away", &StorageHandle::away,
                                "Whether the memory was taken and the storage has no other yet.")
         .def_property_readonly(

@@ -105,6 +105,11 @@ std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
     return memory;
 }
 
+std::shared_ptr<void> owner_of(c10::StorageImpl& storage) {
+    if (!away(storage)) return nullptr;
+    return *static_cast<std::shared_ptr<void>*>(data_of(storage).get_context());
+}
+
 bool away(c10::StorageImpl& storage) noexcept {
     return data_of(storage).get_deleter() == &drop_owner;
 }

@@ -64,6 +64,9 @@ std::unique_ptr<ReleasedMemory> release(const std::vector<StoragePtr>& storages,
                                         std::optional<std::int64_t> stream_id,
                                         const ReadableAt& readable_at);
 
+// What the storage keeps alive since release() took its memory; null once it has other memory.
+std::shared_ptr<void> owner_of(c10::StorageImpl& storage);
+
 // Whether release() took the memory of the storage and nobody has given it other memory since.
 bool away(c10::StorageImpl& storage) noexcept;
 

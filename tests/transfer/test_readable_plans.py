@@ -196,3 +196,27 @@ def test_what_dies_while_readable_leaves_the_others_alone(
     assert bits(states) == before
     plan.reload()
     plan.close()
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["of-several", "alone"])
+def test_what_left_with_an_engine_after_a_resize_is_not_taken_for_the_plan_s(
+    engine: TransferEngine, states: States, others: bool
+) -> None:
+    """It was given memory of its own, so what the plan has of it is old."""
+    if not others:
+        states = {"s3": states["s3"]}
+    x = states["s3"]
+    with engine.plan(states) as plan:
+        plan.offload(access="readable")
+        x.untyped_storage().resize_(0)
+        x.untyped_storage().resize_(x.numel())
+        x.fill_(7)
+        before = bits(states)
+        engine.offload({"s3": x})
+        plan.reload()
+        assert engine.offloaded_names() == ("s3",)
+        engine.reload()
+        assert bits(states) == before
+        plan.offload()
+        plan.reload()
+        assert bits(states) == before
