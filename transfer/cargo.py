@@ -40,6 +40,9 @@ class Cargo:
                 slabs.append((first, list(place.offsets), place.nbytes))
             first += len(place.members)
         self.members = tuple(members)
+        # What tells copies of a storage in several places of the arena apart.
+        self.rooms = tuple(id(place.blocks) for place in places for _ in place.members)
+        self.immutable = tuple(place.immutable for place in places for _ in place.members)
         self._offsets = [place.offsets for place in places]
         self.keys = frozenset(member.handle.key for member in members)
         self.names = tuple(member.name for member in members)

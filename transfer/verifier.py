@@ -39,7 +39,8 @@ class Verifier:
     def __init__(self, device: _native.Device) -> None:
         cpu = device.kind == "cpu"
         self._device = torch.device("cpu") if cpu else torch.device(device.kind, device.index)
-        self._left: dict[int, _Left] = {}
+        # By the key of the storage and its room in the arena.
+        self._left: dict[tuple[int, int], _Left] = {}
 
     def note(self, cargo: Cargo, addresses: bytes, skip: Sequence[int]) -> None:
         """Remember what leaves, and compare what needs no copy because it is immutable.
@@ -63,8 +64,8 @@ class Verifier:
         self._left = {key: left for key, left in self._left.items() if left.member.handle.alive}
         for index, member in enumerate(cargo.members):
             # What was copied before there was a verifier counts as it is now.
-            if index not in kept or member.handle.key not in self._left:
-                self._left[member.handle.key] = _Left(member, sums, index)
+            if index not in kept or _key(cargo, index) not in self._left:
+                self._left[_key(cargo, index)] = _Left(member, sums, index)
 
     def check(self, cargo: Cargo, addresses: bytes) -> None:
         """Compare what came, at `addresses`, with what left. The host waits for the current stream.
@@ -85,6 +86,9 @@ class Verifier:
                 "engine.verify = None and reload() again",
                 name=name,
             )
+        for index, immutable in enumerate(cargo.immutable):
+            if not immutable:  # whose copy is no longer what it is compared with
+                self._left.pop(_key(cargo, index), None)
 
     def _sums(self, cargo: Cargo, addresses: bytes) -> torch.Tensor:
         places = zip(cargo.storage_addresses(addresses), cargo.members, strict=True)
@@ -104,7 +108,7 @@ class Verifier:
         now = sums.tolist()
         found = []
         for index in indices:
-            left = self._left.get(cargo.members[index].handle.key)
+            left = self._left.get(_key(cargo, index))
             then = None if left is None else int(left.sums[left.index])
             if then is not None and then != now[index]:
                 found.append((index, f"checksum {_hex(then)} then, {_hex(now[index])} now"))
@@ -118,10 +122,14 @@ class Verifier:
             return "its host copy lies in several pieces and was not looked at"
         address = cargo.storage_addresses(addresses)[index]
         [host] = checksums([memory_at(torch.device("cpu"), address, member.nbytes)]).tolist()
-        left = self._left[member.handle.key]
+        left = self._left[_key(cargo, index)]
         if host == int(left.sums[left.index]):
             return "its host copy is as it left, so the copy back went wrong"
         return "its host copy differs, so it was changed there or on the way out"
+
+
+def _key(cargo: Cargo, index: int) -> tuple[int, int]:
+    return cargo.members[index].handle.key, cargo.rooms[index]
 
 
 def _hex(checksum: int) -> str:

@@ -78,7 +78,7 @@ def test_what_is_named_is_copied_once(
 
 @pytest.mark.parametrize(
     "immutable",
-    ["Frozen", "", "all", "model.0.base.weight", ["frozen"], ["model.nobody"], b"frozen", 3],
+    ["Frozen", "", "all", "model.0.base.weight", ["frozen"], ["model.nobody"], b"frozen", 3, True],
     ids=str,
 )
 def test_a_word_or_name_that_does_not_exist_is_refused_and_takes_no_room(

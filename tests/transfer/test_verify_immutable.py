@@ -78,3 +78,21 @@ def test_the_host_copy_of_what_is_immutable_is_compared_every_time(
             plan.reload()
         plan.reload()
     plan.close()
+
+
+@both_layouts
+def test_a_move_by_the_engine_meanwhile_hides_no_write(
+    engine: TransferEngine, states: States, compact: bool
+) -> None:
+    plan = engine.plan(states, compact=compact, immutable=True)
+    plan.offload()
+    plan.reload()
+    for cycle in range(3):
+        states["s2"].fill_(cycle)
+        engine.offload({"s2": states["s2"]})
+        engine.reload()
+    before = bits(states)
+    with pytest.raises(ChecksumMismatch, match="s2 was declared immutable"):
+        plan.offload()
+    assert bits(states) == before
+    plan.close()
