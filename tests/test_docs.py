@@ -35,15 +35,16 @@ def test_some_modules_have_examples_at_all() -> None:
     assert len(found) >= 5
 
 
-def test_the_examples_of_the_readme_run_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["README.md", "docs/access.md", "docs/compaction.md"])
+def test_the_examples_of_a_page_run_one_after_the_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) >= 2
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+    assert blocks
     names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, name, "exec"), names)
 
 
 def test_the_examples_of_the_docs_say_what_they_say() -> None:
