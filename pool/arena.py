@@ -65,8 +65,10 @@ class PinnedArena:
     backend
         How the memory is made. ``"registered"``: pages, then pinned; ``"driver"``: the driver's own
         pinned allocation, 5 to 15 times slower to make, for where pinning pages is not permitted
-        (confidential computing); ``"unpinned"``: plain pages, for the CPU device. ``"auto"`` takes
-        the first that works; `PinnedArena.backend` and `backend_reason` say which and why.
+        (confidential computing); ``"unpinned"``: plain pages, which the CPU device takes; for a
+        GPU, copies are then several times slower and block the host. ``"auto"`` takes the first
+        that works, and pins wherever there is a GPU; `PinnedArena.backend` and `backend_reason`
+        say which and why.
 
     Raises
     ------

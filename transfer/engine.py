@@ -16,6 +16,7 @@ from pinferry.errors import (
 from pinferry.pool import PinnedArena, format_bytes, parse_size
 from pinferry.transfer.away import AwayTable
 from pinferry.transfer.cargo import Cargo
+from pinferry.transfer.discarding import give_up, make_anew
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.kernels import prepare_kernels
 from pinferry.transfer.mover import Mover
@@ -27,7 +28,7 @@ from pinferry.transfer.options import (
     Verify,
     parse_verify,
 )
-from pinferry.transfer.parked import ParkedStorage, host_copy, open_handle
+from pinferry.transfer.parked import HostCopy, ParkedStorage, host_copy, open_handle
 from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.storages import named_storages, storage_key
 from pinferry.transfer.swap import SwapTicket, swap
@@ -174,14 +175,7 @@ class TransferEngine(Mover):
         named = named_storages(states)
         options = OffloadOptions.parse(streams, release, access, urgent)
         with self._lock:
-            self.require_open()
-            self.reap()
-            self._arrivals.settle([storage_key(storage) for storage in named.values()])
-            handles = {
-                name: open_handle(name, storage, self.device)
-                for name, storage in named.items()
-                if storage.nbytes() and not self._away.holds(storage)
-            }
+            handles = self._leaving(named)
             if not handles:
                 return Ticket(_native.Ticket(), self.device)
             parked = self._park(handles, options.access)
@@ -192,6 +186,37 @@ class TransferEngine(Mover):
                 del rooms
                 self._away.add(parked)
             return ticket
+
+    def discard(self, states: States) -> None:
+        """Give the device memory of storages up without keeping their bytes.
+
+        For scratch space, such as communication buffers between two steps. Until they are reloaded,
+        any access raises as for what is offloaded; a reload makes their memory anew, with whatever
+        was in it. Takes no room in the arena, and waits for nothing: as after ``del``, the memory
+        may be reused behind what the stream that it was allocated on has queued.
+
+        Parameters
+        ----------
+        states
+            Tensors or storages, or a mapping from names (for error texts) to them. What is away
+            already stays away, with its bytes.
+
+        Raises
+        ------
+        WrongDevice, UnsupportedStorage, AlreadyOffloaded
+            If one of them cannot be given up. Nothing was.
+        """
+        with self._lock:
+            handles = self._leaving(named_storages(states))
+            if not handles:
+                return
+            parked = [
+                ParkedStorage(name, handle, handle.nbytes, HostCopy([]))
+                for name, handle in handles.items()
+            ]
+            with Uninterrupted():
+                give_up(parked)
+                self._away.add(parked)
 
     def reload(
         self,
@@ -259,8 +284,15 @@ class TransferEngine(Mover):
             parked = [table[key] for key in keys if key in table and table[key].handle.alive]
             if not parked:
                 return Ticket(_native.Ticket(), self.device)
+            kept = [each for each in parked if each.kept]
+            discarded = [each for each in parked if not each.kept]
             with Uninterrupted():
-                ticket = self.fetch(Cargo.of(parked), options)
+                fresh = make_anew(self.device, discarded) if discarded else None
+                ticket = Ticket(_native.Ticket(), self.device)
+                if kept:
+                    ticket = self.fetch(Cargo.of(kept), options)
+                if fresh is not None:
+                    fresh.install()
                 self._away.remove(parked)
             return ticket
 
@@ -378,6 +410,17 @@ class TransferEngine(Mover):
         [('D2H', 4096, ('weights',))]
         """
         return Trace(self, path, nvtx=nvtx)
+
+    def _leaving(self, named: Mapping[str, torch.UntypedStorage]) -> dict[str, StorageHandle]:
+        """Return what of these has bytes and is not away yet, once it has arrived."""
+        self.require_open()
+        self.reap()
+        self._arrivals.settle([storage_key(storage) for storage in named.values()])
+        return {
+            name: open_handle(name, storage, self.device)
+            for name, storage in named.items()
+            if storage.nbytes() and not self._away.holds(storage)
+        }
 
     def _park(self, handles: Mapping[str, StorageHandle], access: Access) -> list[ParkedStorage]:
         sizes = [handle.nbytes for handle in handles.values()]

@@ -11,7 +11,7 @@ from pinferry.pool import format_bytes
 from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.in_flight import IN_FLIGHT
 from pinferry.transfer.moves import bring, send
-from pinferry.transfer.options import Verify, parse_verify
+from pinferry.transfer.options import Access, Verify, parse_verify
 from pinferry.transfer.streams import current_stream, stream_handles
 from pinferry.transfer.ticket import Ticket
 from pinferry.transfer.trace import traced
@@ -129,6 +129,8 @@ class Mover:
 
         The places in `skip` have the bytes already.
         """
+        if options.access is Access.READABLE:
+            self._require_reachable_host()
         streams = stream_handles(self.device, options.streams)
         after = [ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)]
         if self._verifier is not None:
@@ -152,6 +154,13 @@ class Mover:
         )
         self.keep(native, released)
         return Ticket(native, self.device, on_done=IN_FLIGHT.reap)
+
+    def _require_reachable_host(self) -> None:
+        if self.device.kind != "cpu" and self._arena.backend == "unpinned":
+            raise InvalidArgument(
+                "access='readable' needs pinned memory, which a GPU can reach, and this arena's is "
+                "not; use access='raise', or an arena of another backend. Nothing was moved"
+            )
 
     def keep(self, native: _native.Ticket, held: object) -> None:
         """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""

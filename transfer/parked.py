@@ -78,7 +78,7 @@ class ParkedStorage:
     nbytes
         Its size, which is the room's.
     room
-        The room.
+        The room; one without blocks where the bytes are not kept.
     """
 
     __slots__ = ("_held", "_room", "handle", "name", "nbytes")
@@ -89,6 +89,11 @@ class ParkedStorage:
         self.nbytes = nbytes
         self._held: HostCopy | None = room
         self._room = weakref.ref(room)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the bytes are in the room; without any, they were given up."""
+        return bool(self.room().blocks)
 
     def leave_room_to_storage(self, on_return: Callable[[], None]) -> None:
         """Hold the room weakly from now on; `on_return` is called when it is given back."""

@@ -37,6 +37,11 @@ class Copies {
     // Throws Error("DriverCallFailed") or Error("DeviceOutOfMemory"); part of the copies may run
     // then, until drain() and the stream say otherwise.
     void queue(Lane lane, const std::vector<CopyRange>& ranges, Stream stream);
+    // The same for host memory that only the host can reach: whole ranges, one call each. Blocks
+    // the host until the driver has read or written it.
+    void queue_unpinned(Lane lane, const std::vector<CopyRange>& ranges, Stream stream) {
+        queue_each(lane.direction, ranges, stream);
+    }
 
     // Blocks the host until no kernel copies any more; with the context current. Never throws.
     void drain() noexcept;

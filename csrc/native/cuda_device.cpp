@@ -78,9 +78,13 @@ double CudaDevice::elapsed_ms(const Event& start, const Event& end) const {
     return elapsed;
 }
 
-void CudaDevice::copy(Lane lane, const std::vector<CopyRange>& ranges) {
+void CudaDevice::copy(Lane lane, const std::vector<CopyRange>& ranges, bool pinned) {
     const Scope scope(*context_);
-    copies_.queue(lane, ranges, streams_[lane]);
+    if (pinned) {
+        copies_.queue(lane, ranges, streams_[lane]);
+    } else {
+        copies_.queue_unpinned(lane, ranges, streams_[lane]);
+    }
 }
 
 void CudaDevice::use_kernel(cuda::Function function, unsigned blocks, unsigned threads) {
@@ -101,12 +105,13 @@ void CudaDevice::drain() noexcept {
 }
 
 std::unique_ptr<HostMemory> CudaDevice::make_host_memory(const HostMemoryRequest& request) {
+    const auto chunks = request.first_chunks();
     if (request.backend == Backend::unpinned) {
-        throw Error("InvalidArgument",
-                    "a GPU needs pinned memory; use backend 'auto', 'registered' or 'driver'");
+        auto memory = std::make_unique<UnpinnedMemory>(request.layout, request.pages);
+        make_all(*memory, chunks);
+        return memory;
     }
     const Scope scope(*context_);
-    const auto chunks = request.first_chunks();
     const auto from_driver = [&](const std::string& reason) {
         auto memory = std::make_unique<DriverMemory>(driver_, request.layout, reason);
         make_all(*memory, chunks);

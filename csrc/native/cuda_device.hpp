@@ -26,7 +26,7 @@ class CudaDevice final : public Device {
     std::shared_ptr<Event> record(StreamHandle stream, bool timed) override;
     void wait(StreamHandle stream, const Event& event) override;
     double elapsed_ms(const Event& start, const Event& end) const override;
-    void copy(Lane lane, const std::vector<CopyRange>& ranges) override;
+    void copy(Lane lane, const std::vector<CopyRange>& ranges, bool pinned) override;
     const char* copy_tier() const override { return copies_.tier(); }
     bool maps_host_memory() const override;
     void drain() noexcept override;

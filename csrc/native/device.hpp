@@ -98,8 +98,9 @@ class Device {
     void release_due() noexcept { releases_.run_due(); }
 
     // Queues the copies of one batch on the copy stream of their lane; among each other they are in
-    // no order. If it throws, part of them may run until drain() returns.
-    virtual void copy(Lane lane, const std::vector<CopyRange>& ranges) = 0;
+    // no order. If it throws, part of them may run until drain() returns. Where the host's memory
+    // is not `pinned`, a driver blocks the host until it has read or written it.
+    virtual void copy(Lane lane, const std::vector<CopyRange>& ranges, bool pinned) = 0;
 
     // How small ranges are copied: by one "kernel", by one call for the "batch", or one by one,
     // "plain".

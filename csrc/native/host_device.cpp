@@ -51,7 +51,7 @@ double HostDevice::elapsed_ms(const Event& start, const Event& end) const {
     return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-void HostDevice::copy(Lane lane, const std::vector<CopyRange>& ranges) {
+void HostDevice::copy(Lane lane, const std::vector<CopyRange>& ranges, bool /*pinned*/) {
     process().require_same_process("the CPU device");
     stream(lane).run_later([direction = lane.direction, ranges] {
         for (const CopyRange& range : ranges) {

@@ -21,7 +21,7 @@ class HostDevice final : public Device {
     std::shared_ptr<Event> record(StreamHandle stream, bool timed) override;
     void wait(StreamHandle stream, const Event& event) override;
     double elapsed_ms(const Event& start, const Event& end) const override;
-    void copy(Lane lane, const std::vector<CopyRange>& ranges) override;
+    void copy(Lane lane, const std::vector<CopyRange>& ranges, bool pinned) override;
     const char* copy_tier() const override { return "plain"; }
     bool maps_host_memory() const override { return true; }
     void drain() noexcept override;

@@ -1,5 +1,6 @@
 #include "transfer.hpp"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "error.hpp"
@@ -19,6 +20,11 @@ Events distinct_uses(const Blocks& blocks) {
     return uses;
 }
 
+bool pinned(const Batch& batch) {
+    return std::all_of(batch.blocks.begin(), batch.blocks.end(),
+                       [](const auto& block) { return block->arena()->memory().pinned(); });
+}
+
 Ticket queue_copies(const std::shared_ptr<Device>& device, Lane lane, const Batch& batch,
                     const std::vector<StreamHandle>& streams, const std::vector<Ticket>& after) {
     const StreamHandle copy_stream = device->copy_stream(lane);
@@ -27,7 +33,7 @@ Ticket queue_copies(const std::shared_ptr<Device>& device, Lane lane, const Batc
     for (const Ticket& earlier : after) earlier.wait(copy_stream);
     for (const auto& use : distinct_uses(batch.blocks)) device->wait(copy_stream, *use);
     auto start = device->record(copy_stream, true);
-    device->copy(lane, batch.ranges.list());
+    device->copy(lane, batch.ranges.list(), pinned(batch));
     auto end = device->record(copy_stream, true);
     for (const auto& block : batch.blocks) block->add_use(end);
     device->note_copies(lane, end);

@@ -8,7 +8,8 @@
 //   fake_calls()                calls that can fail, made since fake_reset()
 //   fake_calls_of(name)         the same, of one name
 //   fake_live(kind)             objects alive: "context", "stream", "event", "registration",
-//                               "host", "device"; and "blocked": frees that a held stream blocked
+//                               "host", "device"; "blocked": frees that a held stream blocked;
+//                               "pageable": copies from or to memory that nobody pinned
 //   fake_priority(stream)       what the stream was made with: 0 at the least, -5 at the greatest
 //   fake_hide(name, hidden)     whether the driver has no entry point of that name
 //   fake_reset()                no failures, nothing hidden, and the calls counted from 0
@@ -95,9 +96,12 @@ bool within_one(const std::map<std::uintptr_t, std::size_t>& ranges, std::uintpt
 bool within_one_pinned_range(const void* host, std::size_t bytes) {
     return within_one(state().pinned, reinterpret_cast<std::uintptr_t>(host), bytes);
 }
-// A copy leaves neither one registration nor one allocation of the device.
-bool copies_between(const void* host, DevicePtr device, std::size_t bytes) {
-    return within_one_pinned_range(host, bytes) && within_one(state().device, device, bytes);
+bool apart_from_pinned_memory(const void* host, std::size_t bytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(host);
+    const std::lock_guard lock(state().mutex);
+    return std::all_of(state().pinned.begin(), state().pinned.end(), [&](const auto& range) {
+        return address + bytes <= range.first || range.first + range.second <= address;
+    });
 }
 
 // What the driver does in every call that frees or unregisters memory. A stream that is still held
@@ -261,17 +265,27 @@ Result cuMemFree(DevicePtr address) {
     return success;
 }
 
+// Leaves neither one registration nor one allocation of the device. Where nothing is pinned, the
+// call returns when the bytes are there.
+Result copy_between(const void* host, DevicePtr device, std::size_t bytes, DevicePtr target,
+                    DevicePtr source, Stream stream) {
+    const bool pageable = apart_from_pinned_memory(host, bytes);
+    if (!stream || !within_one(state().device, device, bytes)) return invalid_value;
+    if (!pageable && !within_one_pinned_range(host, bytes)) return invalid_value;
+    stream_of(stream)->copy(target, source, bytes);
+    if (pageable) {
+        count("pageable", 1);
+        stream_of(stream)->synchronize();
+    }
+    return success;
+}
 Result cuMemcpyDtoHAsync(void* host, DevicePtr device, std::size_t bytes, Stream stream) {
     FAKE_CALL("cuMemcpyDtoHAsync")
-    if (!stream || !copies_between(host, device, bytes)) return invalid_value;
-    stream_of(stream)->copy(reinterpret_cast<std::uintptr_t>(host), device, bytes);
-    return success;
+    return copy_between(host, device, bytes, reinterpret_cast<DevicePtr>(host), device, stream);
 }
 Result cuMemcpyHtoDAsync(DevicePtr device, const void* host, std::size_t bytes, Stream stream) {
     FAKE_CALL("cuMemcpyHtoDAsync")
-    if (!stream || !copies_between(host, device, bytes)) return invalid_value;
-    stream_of(stream)->copy(device, reinterpret_cast<std::uintptr_t>(host), bytes);
-    return success;
+    return copy_between(host, device, bytes, device, reinterpret_cast<DevicePtr>(host), stream);
 }
 Result cuMemcpyDtoDAsync(DevicePtr target, DevicePtr source, std::size_t bytes, Stream stream) {
     FAKE_CALL("cuMemcpyDtoDAsync")

@@ -1,0 +1,48 @@
+"""Giving device memory up without keeping its bytes, and making it anew."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from pinferry.errors import StorageChanged
+from pinferry.transfer.bridge import load_bridge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pinferry import _native
+    from pinferry._torch import FreshMemory, StorageGroup
+    from pinferry.transfer.parked import ParkedStorage
+
+__all__ = ["give_up", "make_anew"]
+
+
+def give_up(parked: Sequence[ParkedStorage]) -> None:
+    """Take the memory of storages away, all of them or, with `StorageChanged`, none."""
+    rooms = [each.room() for each in parked]
+    held = _group(parked).hold()
+    if held is None:
+        raise StorageChanged(
+            "a storage was freed, resized or offloaded by another thread while it was being "
+            "discarded; nothing was"
+        )
+    held.release(rooms, None)
+
+
+def make_anew(device: _native.Device, parked: Sequence[ParkedStorage]) -> FreshMemory:
+    """Return memory for storages that were given up, to be installed; see `bring`."""
+    with torch.cuda.device(device.index) if device.kind == "cuda" else contextlib.nullcontext():
+        return _group(parked).allocate(None, slabs=False)
+
+
+def _group(parked: Sequence[ParkedStorage]) -> StorageGroup:
+    group: StorageGroup = load_bridge().StorageGroup(
+        [each.handle for each in parked],
+        [each.name for each in parked],
+        [each.nbytes for each in parked],
+        [],
+    )
+    return group
