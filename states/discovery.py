@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,15 +17,30 @@ from pinferry.transfer import inner_tensors, storage_key, storage_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Survey", "discover", "survey"]
+__all__ = ["Survey", "collect", "discover", "survey"]
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found: storages that can be named, and tensors that have none of their own."""
+    """What was found: storages that can be named, and tensors that have none of their own.
+
+    `shared_gradients` are the keys of storages that several gradients are views of.
+    """
 
     states: StateSet
     unmovable: tuple[tuple[Category, UnsupportedStorage], ...]
+    shared_gradients: frozenset[int] = frozenset()
+
+    def with_shared_gradients_as_a_buffer(self) -> Survey:
+        """Return the same, where gradients that share a storage are one contiguous buffer."""
+        entries = [
+            replace(entry, category=Category.CONTIGUOUS_GRAD_BUFFER)
+            if entry.category is Category.LP_GRADS
+            and storage_key(entry.storage) in self.shared_gradients
+            else entry
+            for entry in self.states
+        ]
+        return replace(self, states=StateSet(entries))
 
     def require_movable(self, categories: Iterable[Category]) -> None:
         """Raise for the first tensor of these categories that has no storage of its own."""
@@ -84,25 +99,28 @@ def survey(
     if model is None and optimizer is None:
         raise InvalidArgument("nothing to look through: give a model, an optimizer, or both")
     check_holders(model, optimizer)
+    found = collect([*of_model(model), *of_optimizer(optimizer, model)], device=device)
+    return found.with_shared_gradients_as_a_buffer()
+
+
+def collect(found: Iterable[Found], *, device: object = None) -> Survey:
+    """Take each storage once, under the first category and name that lead to it."""
     wanted = None if device is None else _parse_device(device)
     unmovable: list[tuple[Category, UnsupportedStorage]] = []
-    found = list(_storages([*of_model(model), *of_optimizer(optimizer, model)], unmovable))
-    uses = Counter(
-        storage_key(storage) for category, _, _, storage in found if category is Category.LP_GRADS
-    )
     first: dict[int, StateEntry] = {}
     aliases: dict[int, list[str]] = {}
+    gradients: Counter[int] = Counter()
     taken: Counter[str] = Counter()
-    for category, name, tensor, storage in found:
+    for category, name, tensor, storage in _storages(found, unmovable):
         key = storage_key(storage)
+        gradients[key] += category is Category.LP_GRADS
         if key in first:
             aliases[key].append(name)
             continue
         taken[name] += 1
-        shared = category is Category.LP_GRADS and uses[key] > 1
         aliases[key] = []
         first[key] = StateEntry(
-            category=Category.CONTIGUOUS_GRAD_BUFFER if shared else category,
+            category=category,
             name=name if taken[name] == 1 else f"{name} ({taken[name]})",
             nbytes=storage.nbytes(),
             dtype=tensor.dtype,
@@ -112,7 +130,8 @@ def survey(
         )
     entries = [entry.with_aliases(aliases[key]) for key, entry in first.items()]
     here = [entry for entry in entries if wanted is None or _is_on(entry.device, wanted)]
-    return Survey(StateSet(here), tuple(unmovable))
+    shared = frozenset(key for key, count in gradients.items() if count > 1)
+    return Survey(StateSet(here), tuple(unmovable), shared)
 
 
 def _storages(

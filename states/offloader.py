@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
-from pinferry.errors import InvalidArgument, NotOffloaded
+from pinferry.errors import InvalidArgument
 from pinferry.pool.options import check_flag
 from pinferry.states.categories import COMPACTED, Category, parse_include
 from pinferry.states.discovery import discover, survey
 from pinferry.states.frozen import immutable_names
 from pinferry.states.holders import check_holders
-from pinferry.states.memory import MemoryReading, read_memory
-from pinferry.states.reclaim import ReclaimReport, measure_reclaim
-from pinferry.transfer import Access, Release, TransferEngine, storage_key
-from pinferry.transfer.options import ReloadOptions
+from pinferry.states.keeper import StateKeeper
+from pinferry.transfer import Access, Release, TransferEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     from pinferry.pool import PinnedArena
     from pinferry.states.categories import Include
     from pinferry.states.frozen import Immutable
+    from pinferry.states.reclaim import ReclaimReport
     from pinferry.states.state_set import StateSet
     from pinferry.transfer import Ticket, TransferPlan
-    from pinferry.transfer.parked import ParkedStorage
 
 __all__ = ["StateOffloader"]
 
@@ -83,16 +82,16 @@ class StateOffloader:
             )
         self._model = model
         self._optimizer = optimizer
-        self._engine = engine if engine is not None else _engine_for(arena)
         self._lock = threading.RLock()
-        # Of what is away, by storage_key; an address may come to name another storage.
-        self._categories: dict[int, tuple[ParkedStorage, Category]] = {}
-        self._last: tuple[dict[Category, int], MemoryReading, Ticket] | None = None
+        engine = engine if engine is not None else _engine_for(arena)
+        # Not a method: the keeper must not keep its owner alive.
+        self._survey = partial(survey, model, optimizer, device=_device_name(engine))
+        self._keeper = StateKeeper(engine, self._survey, self._lock)
 
     @property
     def engine(self) -> TransferEngine:
         """The engine that moves the state."""
-        return self._engine
+        return self._keeper.engine
 
     def discover(self) -> StateSet:
         """Return all state on the arena's device, wherever its bytes are now.
@@ -102,7 +101,7 @@ class StateOffloader:
         UnsupportedStorage
             If a tensor has no storage of its own (sparse or opaque).
         """
-        return discover(self._model, self._optimizer, device=self._device_name())
+        return discover(self._model, self._optimizer, device=_device_name(self.engine))
 
     def offload(
         self,
@@ -135,18 +134,7 @@ class StateOffloader:
         """
         categories = parse_include(include)
         check_flag("non_blocking", non_blocking)
-        with self._lock:
-            away = self._engine.offloaded()
-            found = survey(self._model, self._optimizer, device=self._device_name())
-            found.require_movable(categories)
-            moving = found.states.only(*categories).where(
-                lambda entry: storage_key(entry.storage) not in away
-            )
-            before = read_memory(self._engine.device)
-            ticket = self._engine.offload(moving.storages(), release=release, access=access)
-            self._remember(moving)
-            if ticket.nbytes:
-                self._last = (moving.by_category(), before, ticket)
+        ticket = self._keeper.offload(categories, release=release, access=access)
         if not non_blocking:
             ticket.synchronize()
         return ticket
@@ -171,8 +159,7 @@ class StateOffloader:
         """
         categories = parse_include(include)
         check_flag("non_blocking", non_blocking)
-        with self._lock:
-            ticket = self._reload(categories, frozenset())
+        ticket = self._keeper.reload(categories)
         if not non_blocking:
             ticket.synchronize()
         return ticket
@@ -231,10 +218,10 @@ class StateOffloader:
         """
         categories, compacted = parse_include(include), parse_include(compact)
         with self._lock:
-            found = survey(self._model, self._optimizer, device=self._device_name())
+            found = self._survey()
             found.require_movable(categories)
             states = found.states.only(*categories)
-            return self._engine.plan(
+            return self.engine.plan(
                 states.storages(),
                 compact=states.only(*compacted).names(),
                 immutable=immutable_names(states, immutable, self._model, self._optimizer),
@@ -250,30 +237,20 @@ class StateOffloader:
             Categories; none means all. What was away before stays away.
         """
         categories = parse_include(include or None)
-        with self._lock:
-            before = frozenset(self._away())
+        before = frozenset(self._keeper.away())
         try:
             self.offload(categories)
             yield self
         finally:
-            with self._lock:
-                self._reload(categories, before)
+            self._keeper.reload(categories, before)
 
     def offloaded_states(self) -> frozenset[Category]:
         """Return the categories of which something is away."""
-        with self._lock:
-            return frozenset(self._away().values())
+        return frozenset(self._keeper.away().values())
 
     def resident(self) -> frozenset[Category]:
         """Return the categories of which something is here."""
-        with self._lock:
-            away = self._engine.offloaded()
-            found = survey(self._model, self._optimizer, device=self._device_name())
-            return frozenset(
-                entry.category
-                for entry in found.states
-                if entry.nbytes and storage_key(entry.storage) not in away
-            )
+        return frozenset(entry.category for entry in self._keeper.resident())
 
     def reclaim(self) -> ReclaimReport:
         """Measure how much device memory the last offload really gave back.
@@ -287,46 +264,7 @@ class StateOffloader:
         NotOffloaded
             If nothing was offloaded yet.
         """
-        with self._lock:
-            if self._last is None:
-                raise NotOffloaded("nothing was offloaded yet, so there is nothing to measure")
-            sizes, before, ticket = self._last
-        ticket.synchronize()
-        return measure_reclaim(self._engine.device, sizes, before)
-
-    def _away(self) -> dict[int, Category]:
-        """Return the category that each storage went under, forgetting what is back or gone.
-
-        Remembered and not found anew: what a storage is may change while it is away.
-        """
-        held = self._engine.offloaded()
-        self._categories = {
-            key: (parked, category)
-            for key, (parked, category) in self._categories.items()
-            if held.get(key) is parked
-        }
-        if len(self._categories) < len(held):  # another user of the engine has offloaded something
-            self._remember(survey(self._model, self._optimizer, device=self._device_name()).states)
-        return {key: category for key, (_, category) in self._categories.items()}
-
-    def _remember(self, states: StateSet) -> None:
-        held = self._engine.offloaded()
-        for entry in states:
-            key = storage_key(entry.storage)
-            known = self._categories.get(key)
-            if key in held and (known is None or known[0] is not held[key]):
-                self._categories[key] = (held[key], entry.category)
-
-    def _reload(self, categories: frozenset[Category], leave: frozenset[int]) -> Ticket:
-        away = self._away()
-        return self._engine.reload_keys(
-            [key for key, category in away.items() if category in categories and key not in leave],
-            ReloadOptions(),
-        )
-
-    def _device_name(self) -> str:
-        device = self._engine.device
-        return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
+        return self._keeper.reclaim()
 
 
 def _engine_for(arena: PinnedArena | None) -> TransferEngine:
@@ -334,3 +272,8 @@ def _engine_for(arena: PinnedArena | None) -> TransferEngine:
     if arena is None:
         raise InvalidArgument("give an arena or an engine: where should the state go?")
     return TransferEngine.holding(arena) or TransferEngine(arena)
+
+
+def _device_name(engine: TransferEngine) -> str:
+    device = engine.device
+    return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"

@@ -22,6 +22,7 @@ __all__ = ["ReclaimReport", "measure_reclaim"]
 _CUDA_TOLERANCE_BYTES = 64 * 2**20
 _CPU_TOLERANCE_BYTES = 4 * 2**20
 _TOLERANCE = 0.02
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class ReclaimReport:
         The same for each category.
     before, after
         The counts before the offload and after its end, cached memory given back.
+    stays
+        What holds memory there still, by name: state that was not offloaded, then other tensors.
     notes
         Where bytes did not come back: why, as far as the counts tell.
     """
@@ -47,6 +50,7 @@ class ReclaimReport:
     by_category: dict[str, int]
     before: MemoryReading
     after: MemoryReading
+    stays: dict[str, int]
     notes: tuple[str, ...]
 
     @property
@@ -120,15 +124,27 @@ class ReclaimReport:
         for count, fell in counts:
             if fell is not None:
                 lines.append(f"came back by {count}: {format_bytes(fell)}")
+        lines += [f"stays: {name}, {format_bytes(size)}" for name, size in self._largest()]
         return "\n".join([*lines, *self.notes])
+
+    def _largest(self) -> list[tuple[str, int]]:
+        """Return the first few of what stays, and the rest as one."""
+        items = list(self.stays.items())
+        shown, rest = items[:_SHOWN], items[_SHOWN:]
+        if rest:
+            shown.append((f"{len(rest)} others", sum(size for _, size in rest)))
+        return shown
 
 
 def measure_reclaim(
-    device: Device, sizes: Mapping[Category, int], before: MemoryReading
+    device: Device,
+    sizes: Mapping[Category, int],
+    before: MemoryReading,
+    stays: Mapping[str, int],
 ) -> ReclaimReport:
     """Give cached memory back and compare the counts with those `before`. Blocks.
 
-    `sizes` are the bytes offloaded, by category.
+    `sizes` are the bytes offloaded, by category; `stays` those that hold memory still, by name.
     """
     give_back_cached(device)
     after = read_memory(device)
@@ -139,6 +155,7 @@ def measure_reclaim(
         by_category={str(category): size for category, size in sizes.items()},
         before=before,
         after=after,
+        stays=dict(stays),
         notes=tuple(_notes(device, expected, before, after)),
     )
 

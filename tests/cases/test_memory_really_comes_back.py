@@ -123,7 +123,7 @@ def test_a_tensor_that_autograd_saved_does_not_hold_the_memory(
 def test_a_report_without_nvml_says_so_and_fails_nothing() -> None:
     """vllm-omni#6243, nvitop#208: missing NVML fields made reports fail."""
     before, after = MemoryReading(9, 9, None, 9), MemoryReading(2, 2, None, 9)
-    report = ReclaimReport("cuda:0", 7, {"lp_params": 7}, before, after, ())
+    report = ReclaimReport("cuda:0", 7, {"lp_params": 7}, before, after, {}, ())
     report.verify()
     assert report.nvml_bytes is None
     assert report.to_dict()["nvml_bytes"] is None

@@ -13,6 +13,7 @@ from pinferry.states.memory import MemoryReading
 
 GB = 10**9
 CUDA_BEFORE = MemoryReading(30 * GB, 32 * GB, 40 * GB, 5 * GB)
+STAYS = {f"buffer.{index}": (9 - index) * 2**20 for index in range(7)}
 CPU_BEFORE = MemoryReading(None, None, None, 30 * GB)
 
 
@@ -24,12 +25,14 @@ def cuda_report(
     after = MemoryReading(
         30 * GB - allocator, 20 * GB, None if nvml is None else 40 * GB - nvml, 5 * GB
     )
-    return ReclaimReport("cuda:0", expected, {"optim_states": expected}, before, after, ("why",))
+    return ReclaimReport(
+        "cuda:0", expected, {"optim_states": expected}, before, after, STAYS, ("why",)
+    )
 
 
 def cpu_report(rss: int, expected: int = GB) -> ReclaimReport:
     after = MemoryReading(None, None, None, 30 * GB - rss)
-    return ReclaimReport("cpu", expected, {"lp_params": expected}, CPU_BEFORE, after, ())
+    return ReclaimReport("cpu", expected, {"lp_params": expected}, CPU_BEFORE, after, {}, ())
 
 
 def test_each_count_says_by_how_much_it_fell() -> None:
@@ -110,6 +113,7 @@ def test_a_report_is_plain_data_for_json() -> None:
         assert data["rss_bytes"] == report.rss_bytes
         assert data["before"]["rss_bytes"] == report.before.rss_bytes
         assert data["notes"] == list(report.notes)
+        assert data["stays"] == report.stays
 
 
 def test_as_text_it_names_categories_counts_and_notes() -> None:
@@ -120,6 +124,14 @@ def test_as_text_it_names_categories_counts_and_notes() -> None:
     assert any("NVML" in line for line in lines)
     assert not any("resident" in line for line in lines)
     assert lines[-1] == "why"
+
+
+def test_as_text_it_names_the_largest_of_what_stays_and_counts_the_rest() -> None:
+    stays = [line for line in str(cuda_report()).splitlines() if line.startswith("stays: ")]
+    assert stays[0] == "stays: buffer.0, 9.00 MiB"
+    assert len(stays) == 6
+    assert stays[-1] == "stays: 2 others, 7.00 MiB"
+    assert "stays" not in str(cpu_report(GB))
 
 
 def test_a_report_cannot_be_changed() -> None:

@@ -1,0 +1,159 @@
+"""What is away of some holder's state: moving it by category, and remembering what it was."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from pinferry.errors import ArenaExhausted, NotOffloaded
+from pinferry.pool import format_bytes
+from pinferry.states.leftovers import leftovers
+from pinferry.states.memory import MemoryReading, read_memory
+from pinferry.states.reclaim import ReclaimReport, measure_reclaim
+from pinferry.transfer import Access, Release, storage_key
+from pinferry.transfer.options import ReloadOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from pinferry.states.categories import Category
+    from pinferry.states.discovery import Survey
+    from pinferry.states.state_set import StateSet
+    from pinferry.transfer import Ticket, TransferEngine
+    from pinferry.transfer.parked import ParkedStorage
+
+__all__ = ["StateKeeper"]
+
+
+class StateKeeper:
+    """Moves states through one engine, and knows the category that each of them left under.
+
+    Idempotent: what is away stays away. All-or-nothing: a call that fails has moved nothing.
+
+    Parameters
+    ----------
+    engine
+        What moves the bytes.
+    survey
+        Finds the state anew.
+    lock
+        Held while states move; keepers of one holder share it.
+    """
+
+    def __init__(
+        self,
+        engine: TransferEngine,
+        survey: Callable[[], Survey],
+        lock: threading.RLock | None = None,
+    ) -> None:
+        self.engine = engine
+        self._survey = survey
+        self._lock = threading.RLock() if lock is None else lock
+        # Of what is away, by storage_key; an address may come to name another storage.
+        self._categories: dict[int, tuple[ParkedStorage, Category]] = {}
+        self._last: tuple[dict[Category, int], MemoryReading, Ticket] | None = None
+
+    def offload(
+        self,
+        categories: Collection[Category],
+        *,
+        elsewhere: Collection[int] = (),
+        scratch: Collection[int] = (),
+        streams: Sequence[object] | None = None,
+        release: Release | str = Release.RECORD_STREAM,
+        access: Access | str = Access.RAISE,
+    ) -> Ticket:
+        """Offload what is here of these categories.
+
+        Parameters
+        ----------
+        categories
+            What moves.
+        elsewhere
+            Storages, by key, that are away already by another engine.
+        scratch
+            Storages, by key, whose bytes nobody needs: their memory is given up without a copy.
+        streams, release, access
+            As in `TransferEngine.offload`.
+        """
+        with self._lock:
+            found = self._survey()
+            found.require_movable(categories)
+            away = self.engine.offloaded().keys() | elsewhere
+            leaving = found.states.only(*categories).where(
+                lambda entry: storage_key(entry.storage) not in away
+            )
+            kept = leaving.where(lambda entry: storage_key(entry.storage) not in scratch)
+            given_up = leaving.where(lambda entry: storage_key(entry.storage) in scratch)
+            before = read_memory(self.engine.device)
+            try:
+                ticket = self.engine.offload(
+                    kept.storages(), streams=streams, release=release, access=access
+                )
+            except ArenaExhausted as error:
+                raise _with_categories(error, kept) from None
+            self.engine.discard(given_up.storages())
+            self._remember(leaving)
+            if any(entry.nbytes for entry in leaving):
+                self._last = (leaving.by_category(), before, ticket)
+            return ticket
+
+    def reload(self, categories: Collection[Category], leave: Collection[int] = ()) -> Ticket:
+        """Bring back what went under these categories, but for the storages in `leave`."""
+        with self._lock:
+            return self.engine.reload_keys(
+                [
+                    key
+                    for key, category in self.away().items()
+                    if category in categories and key not in leave
+                ],
+                ReloadOptions(),
+            )
+
+    def away(self) -> dict[int, Category]:
+        """Return the category that each storage went under, forgetting what is back or gone.
+
+        Remembered and not found anew: what a storage is may change while it is away.
+        """
+        with self._lock:
+            held = self.engine.offloaded()
+            self._categories = {
+                key: (parked, category)
+                for key, (parked, category) in self._categories.items()
+                if held.get(key) is parked
+            }
+            if len(self._categories) < len(held):  # another user of the engine has moved something
+                self._remember(self._survey().states)
+            return {key: category for key, (_, category) in self._categories.items()}
+
+    def resident(self) -> StateSet:
+        """Return the state that is here and has bytes."""
+        with self._lock:
+            away = self.engine.offloaded()
+            return self._survey().states.where(
+                lambda entry: entry.nbytes > 0 and storage_key(entry.storage) not in away
+            )
+
+    def reclaim(self) -> ReclaimReport:
+        """Measure what the last offload gave back; see `StateOffloader.reclaim`."""
+        with self._lock:
+            if self._last is None:
+                raise NotOffloaded("nothing was offloaded yet, so there is nothing to measure")
+            sizes, before, ticket = self._last
+        ticket.synchronize()
+        stays = leftovers(self.engine.device, self.resident(), self.engine.offloaded())
+        return measure_reclaim(self.engine.device, sizes, before, stays)
+
+    def _remember(self, states: StateSet) -> None:
+        held = self.engine.offloaded()
+        for entry in states:
+            key = storage_key(entry.storage)
+            known = self._categories.get(key)
+            if key in held and (known is None or known[0] is not held[key]):
+                self._categories[key] = (held[key], entry.category)
+
+
+def _with_categories(error: ArenaExhausted, states: StateSet) -> ArenaExhausted:
+    sizes = states.by_category()
+    needed = ", ".join(f"{category} {format_bytes(size)}" for category, size in sizes.items())
+    return ArenaExhausted(f"{error} What was to move: {needed}.", **error.fields)
