@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 
 from pinferry.errors import InvalidArgument, UnknownCategory
 
-__all__ = ["COMPACTED", "Category", "Include", "parse_include"]
+__all__ = ["COMPACTED", "KNOWN_TO_PYTORCH", "Category", "Include", "parse_include"]
 
 
 class Category(str, Enum):
@@ -20,7 +20,7 @@ class Category(str, Enum):
     OPTIM_STATES = "optim_states"
     #: Master weights that the optimizer steps on, apart from the model's own.
     HP_PARAMS = "hp_params"
-    #: The model's parameters, frozen ones too.
+    #: The model's parameters; frozen ones too, unless something tells them apart.
     LP_PARAMS = "lp_params"
     #: Gradients.
     LP_GRADS = "lp_grads"
@@ -28,18 +28,25 @@ class Category(str, Enum):
     CONTIGUOUS_GRAD_BUFFER = "contiguous_grad_buffer"
     #: The model's buffers, non-persistent ones too.
     BUFFERS = "buffers"
+    #: Parameters that no optimizer steps on, where they are told apart: with DeepSpeed.
+    FROZEN_PARAMS = "frozen_params"
 
     __str__ = str.__str__
 
 
 Include = str | Iterable[str] | None
 
+#: Those that a plain model and optimizer are told apart by.
+KNOWN_TO_PYTORCH = tuple(each for each in Category if each is not Category.FROZEN_PARAMS)
+
 #: What only the optimizer touches, so that nobody minds if small storages share device memory.
 COMPACTED = (Category.OPTIM_STATES, Category.HP_PARAMS, Category.LP_GRADS)
 
 
-def parse_include(include: Include) -> frozenset[Category]:
-    """Return the categories that `include` names; None names all.
+def parse_include(
+    include: Include, known: Collection[Category] = KNOWN_TO_PYTORCH
+) -> frozenset[Category]:
+    """Return the categories that `include` names, of those that are `known`; None names all.
 
     Raises
     ------
@@ -52,16 +59,17 @@ def parse_include(include: Include) -> frozenset[Category]:
     [<Category.BUFFERS: 'buffers'>, <Category.LP_GRADS: 'lp_grads'>]
     """
     if include is None:
-        return frozenset(Category)
+        return frozenset(known)
     if not isinstance(include, Iterable):
         raise InvalidArgument(f"include={include!r}: give a category, several, or None for all")
-    known = {category.value: category for category in Category}
+    by_name = {category.value: category for category in known}
     chosen = set()
     names: Iterable[object] = [include] if isinstance(include, str) else include
     for name in names:
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in by_name:
             raise UnknownCategory(
-                f"{name!r} is no category of state; choose from {', '.join(known)}", name=str(name)
+                f"{name!r} is no category of state; choose from {', '.join(by_name)}",
+                name=str(name),
             )
-        chosen.add(known[name])
+        chosen.add(by_name[name])
     return frozenset(chosen)

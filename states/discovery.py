@@ -24,12 +24,14 @@ __all__ = ["Survey", "collect", "discover", "survey"]
 class Survey:
     """What was found: storages that can be named, and tensors that have none of their own.
 
-    `shared_gradients` are the keys of storages that several gradients are views of.
+    By `storage_key`: `shared_gradients` are those that several gradients are views of, and
+    `scratch` those whose bytes nobody needs.
     """
 
     states: StateSet
     unmovable: tuple[tuple[Category, UnsupportedStorage], ...]
     shared_gradients: frozenset[int] = frozenset()
+    scratch: frozenset[int] = frozenset()
 
     def with_shared_gradients_as_a_buffer(self) -> Survey:
         """Return the same, where gradients that share a storage are one contiguous buffer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from pinferry.states.categories import Category
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["Found", "check_holders", "of_model", "of_optimizer"]
+__all__ = ["Found", "check_holders", "of_model", "of_optimizer", "tensors_in"]
 
 #: A category, a name that leads to the tensor, and the tensor.
 Found = tuple[Category, str, torch.Tensor]
@@ -79,7 +80,7 @@ def of_optimizer(
     state: list[tuple[object, object]] = list(optimizer.state.items())
     for position, (key, value) in enumerate(state):
         label = f"key {key}" if isinstance(key, int) else _label(key, position, indices)
-        for name, tensor in _tensors_in(f"optimizer.state[{label}]", value, (), indices):
+        for name, tensor in tensors_in(f"optimizer.state[{label}]", value, (), indices):
             yield Category.OPTIM_STATES, name, tensor
 
 
@@ -95,10 +96,16 @@ def _label(key: object, position: int, indices: Mapping[int, int]) -> str:
     return f"{type(key).__name__} at {position}"
 
 
-def _tensors_in(
-    name: str, value: object, inside: Collection[int], indices: Mapping[int, int]
+def tensors_in(
+    name: str,
+    value: object,
+    inside: Collection[int] = (),
+    indices: Mapping[int, int] = MappingProxyType({}),
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the tensors in nested containers; `inside` are those that we are in already."""
+    """Return the tensors in nested containers, by name.
+
+    `inside` are those that we are in already; `indices` those of parameters, by id, as keys.
+    """
     if isinstance(value, torch.Tensor):
         yield name, value
         return
@@ -108,7 +115,7 @@ def _tensors_in(
     if isinstance(value, Mapping):
         for position, (key, inner) in enumerate(value.items()):
             label = f".{key}" if isinstance(key, str) else f"[{_label(key, position, indices)}]"
-            yield from _tensors_in(name + label, inner, within, indices)
+            yield from tensors_in(name + label, inner, within, indices)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _tensors_in(f"{name}[{index}]", inner, within, indices)
+            yield from tensors_in(f"{name}[{index}]", inner, within, indices)

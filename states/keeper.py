@@ -58,12 +58,11 @@ class StateKeeper:
         categories: Collection[Category],
         *,
         elsewhere: Collection[int] = (),
-        scratch: Collection[int] = (),
         streams: Sequence[object] | None = None,
         release: Release | str = Release.RECORD_STREAM,
         access: Access | str = Access.RAISE,
     ) -> Ticket:
-        """Offload what is here of these categories.
+        """Offload what is here of these categories; scratch is given up without a copy.
 
         Parameters
         ----------
@@ -71,8 +70,6 @@ class StateKeeper:
             What moves.
         elsewhere
             Storages, by key, that are away already by another engine.
-        scratch
-            Storages, by key, whose bytes nobody needs: their memory is given up without a copy.
         streams, release, access
             As in `TransferEngine.offload`.
         """
@@ -83,8 +80,8 @@ class StateKeeper:
             leaving = found.states.only(*categories).where(
                 lambda entry: storage_key(entry.storage) not in away
             )
-            kept = leaving.where(lambda entry: storage_key(entry.storage) not in scratch)
-            given_up = leaving.where(lambda entry: storage_key(entry.storage) in scratch)
+            kept = leaving.where(lambda entry: storage_key(entry.storage) not in found.scratch)
+            given_up = leaving.where(lambda entry: storage_key(entry.storage) in found.scratch)
             before = read_memory(self.engine.device)
             try:
                 ticket = self.engine.offload(
@@ -141,8 +138,13 @@ class StateKeeper:
                 raise NotOffloaded("nothing was offloaded yet, so there is nothing to measure")
             sizes, before, ticket = self._last
         ticket.synchronize()
-        stays = leftovers(self.engine.device, self.resident(), self.engine.offloaded())
-        return measure_reclaim(self.engine.device, sizes, before, stays)
+        device = self.engine.device
+        return measure_reclaim(
+            device,
+            sizes,
+            before,
+            lambda: leftovers(device, self.resident(), self.engine.offloaded()),
+        )
 
     def _remember(self, states: StateSet) -> None:
         held = self.engine.offloaded()

@@ -11,6 +11,7 @@ from pinferry.errors import InvalidArgument
 from pinferry.pool.options import check_flag
 from pinferry.states.categories import COMPACTED, Category, parse_include
 from pinferry.states.discovery import discover, survey
+from pinferry.states.engines import device_name, engine_for
 from pinferry.states.frozen import immutable_names
 from pinferry.states.holders import check_holders
 from pinferry.states.keeper import StateKeeper
@@ -83,9 +84,9 @@ class StateOffloader:
         self._model = model
         self._optimizer = optimizer
         self._lock = threading.RLock()
-        engine = engine if engine is not None else _engine_for(arena)
+        engine = engine if engine is not None else engine_for(arena)
         # Not a method: the keeper must not keep its owner alive.
-        self._survey = partial(survey, model, optimizer, device=_device_name(engine))
+        self._survey = partial(survey, model, optimizer, device=device_name(engine))
         self._keeper = StateKeeper(engine, self._survey, self._lock)
 
     @property
@@ -101,7 +102,7 @@ class StateOffloader:
         UnsupportedStorage
             If a tensor has no storage of its own (sparse or opaque).
         """
-        return discover(self._model, self._optimizer, device=_device_name(self.engine))
+        return discover(self._model, self._optimizer, device=device_name(self.engine))
 
     def offload(
         self,
@@ -265,15 +266,3 @@ class StateOffloader:
             If nothing was offloaded yet.
         """
         return self._keeper.reclaim()
-
-
-def _engine_for(arena: PinnedArena | None) -> TransferEngine:
-    """Return an engine on `arena`: one that holds bytes there, so that they can be brought back."""
-    if arena is None:
-        raise InvalidArgument("give an arena or an engine: where should the state go?")
-    return TransferEngine.holding(arena) or TransferEngine(arena)
-
-
-def _device_name(engine: TransferEngine) -> str:
-    device = engine.device
-    return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"

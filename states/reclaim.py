@@ -10,7 +10,7 @@ from pinferry.pool import format_bytes
 from pinferry.states.memory import MemoryReading, give_back_cached, read_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pinferry._native import Device
     from pinferry.states.categories import Category
@@ -140,11 +140,11 @@ def measure_reclaim(
     device: Device,
     sizes: Mapping[Category, int],
     before: MemoryReading,
-    stays: Mapping[str, int],
+    name_what_stays: Callable[[], dict[str, int]],
 ) -> ReclaimReport:
     """Give cached memory back and compare the counts with those `before`. Blocks.
 
-    `sizes` are the bytes offloaded, by category; `stays` those that hold memory still, by name.
+    `sizes` are the bytes offloaded, by category; `name_what_stays` is asked once memory was read.
     """
     give_back_cached(device)
     after = read_memory(device)
@@ -155,7 +155,7 @@ def measure_reclaim(
         by_category={str(category): size for category, size in sizes.items()},
         before=before,
         after=after,
-        stays=dict(stays),
+        stays=name_what_stays(),  # takes memory itself
         notes=tuple(_notes(device, expected, before, after)),
     )
 

@@ -28,9 +28,12 @@
     │   ├── UnsupportedStorage
     │   ├── StorageChanged
     │   ├── ChecksumMismatch      name
+    │   ├── StateOffloaded (also RuntimeError)
     │   ├── EngineClosed
     │   └── TransferTimeout (also TimeoutError)
     ├── ReclaimShortfall          expected, allocator, nvml, rss
+    ├── StaticOffload (also AssertionError)
+    ├── UnsupportedVersion        package, version, attribute
     ├── ForkedProcess
     ├── BridgeUnavailable
     └── PackageMissing (also ImportError)
@@ -66,12 +69,15 @@ __all__ = [
     "PinferryError",
     "ReclaimShortfall",
     "RegistrationFailed",
+    "StateOffloaded",
+    "StaticOffload",
     "StorageChanged",
     "TransferError",
     "TransferTimeout",
     "UnknownCategory",
     "UnknownDevice",
     "UnsupportedStorage",
+    "UnsupportedVersion",
     "WrongDevice",
 ]
 
@@ -211,6 +217,10 @@ class ChecksumMismatch(TransferError):
     """A storage is not what it was when it left, by its checksum."""
 
 
+class StateOffloaded(TransferError, RuntimeError):
+    """An operation needs state that is offloaded; it has not begun."""
+
+
 class EngineClosed(TransferError):
     """The engine was closed."""
 
@@ -221,6 +231,14 @@ class TransferTimeout(TransferError, TimeoutError):
 
 class ReclaimShortfall(PinferryError):
     """Less memory came back than was offloaded."""
+
+
+class StaticOffload(PinferryError, AssertionError):
+    """State that its framework keeps on the host for good was to be moved."""
+
+
+class UnsupportedVersion(PinferryError):
+    """A package in this version lacks what pinferry relies on."""
 
 
 class ForkedProcess(PinferryError):
