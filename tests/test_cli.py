@@ -109,6 +109,11 @@ def test_the_version_is_that_of_the_package() -> None:
     assert (result.exit_code, result.output.strip()) == (0, __version__)
 
 
+def test_help_says_what_a_plot_needs() -> None:
+    # Square brackets would be taken for markup, and vanish.
+    assert "needs matplotlib, the extra 'bench'." in shell("trace", "--help").stdout
+
+
 def test_a_device_that_does_not_exist_is_one_line_on_standard_error() -> None:
     done = shell("demo", "--device", "tpu:0", "--quiet")
     assert done.returncode == 2

@@ -107,7 +107,9 @@ def trace(
     file: Annotated[Path, typer.Argument(help="What engine.trace() wrote.")],
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="PNG", help="Draw lanes over time; needs pinferry[bench]."),
+        typer.Option(
+            metavar="PNG", help="Draw lanes over time; needs matplotlib, the extra 'bench'."
+        ),
     ] = None,
 ) -> None:
     """Summarize a trace of transfers: bytes, rates, overlap, waiting."""
