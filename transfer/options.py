@@ -108,7 +108,13 @@ def _several(streams: Iterable[object] | None) -> tuple[object, ...] | None:
         return None
     if not isinstance(streams, Iterable):
         raise InvalidArgument(f"streams={streams!r}: give several streams, in a list")
-    return tuple(streams)
+    several = tuple(streams)
+    if not several:
+        raise InvalidArgument(
+            "streams names none, so nothing would be ordered with the copies; name those that use "
+            "the states, or leave it out for the current one. Nothing was moved"
+        )
+    return several
 
 
 def _parse(kind: type[_Choice], argument: str, given: object) -> _Choice:

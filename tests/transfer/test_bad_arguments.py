@@ -22,7 +22,7 @@ def assert_whole(engine: TransferEngine, x: torch.Tensor, used_bytes: int = 0) -
     assert x.sum() == 8
 
 
-@pytest.mark.parametrize("streams", [[-1], [2**64], [2**70], [True], [None], ["x"], 5, [0.0]])
+@pytest.mark.parametrize("streams", [[-1], [2**64], [2**70], [True], [None], ["x"], 5, [0.0], []])
 def test_streams_that_are_none_are_refused_and_nothing_moves(
     engine: TransferEngine, torch_device: str, streams: list[object]
 ) -> None:
@@ -30,14 +30,14 @@ def test_streams_that_are_none_are_refused_and_nothing_moves(
     planned = torch.ones(8, device=torch_device)
     plan = engine.plan({"planned": planned})
     used = engine.arena.stats().used_bytes
-    with pytest.raises(InvalidArgument, match=r"no stream|several streams"):
+    with pytest.raises(InvalidArgument, match=r"no stream|several streams|names none"):
         engine.offload({"x": x}, streams=streams)
-    with pytest.raises(InvalidArgument, match=r"no stream|several streams"):
+    with pytest.raises(InvalidArgument, match=r"no stream|several streams|names none"):
         plan.offload(streams=streams)
     assert planned.sum() == 8
     assert_whole(engine, x, used)
     engine.offload({"x": x})
-    with pytest.raises(InvalidArgument, match=r"no stream|several streams"):
+    with pytest.raises(InvalidArgument, match=r"no stream|several streams|names none"):
         engine.reload(streams=streams)
     assert engine.offloaded_names() == ("x",)
     engine.reload()

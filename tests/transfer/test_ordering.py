@@ -88,14 +88,13 @@ def run(program: str, device: str) -> None:
     assert done.returncode == 0, (done.returncode, done.stderr[-500:])
 
 
-@pytest.mark.parametrize("streams", ["[consumer]", "[]"])
 def test_memory_of_a_storage_that_died_is_not_reused_before_the_copy_has_written_it(
-    torch_device: str, streams: str
+    torch_device: str,
 ) -> None:
     run(
         "stream.hold()\n"
         "engine.offload(x, streams=[stream])\n"
-        f"ticket = engine.reload(streams={streams})\n"
+        "ticket = engine.reload(streams=[consumer])\n"
         "del x\n"
         "others = [fresh(0) for _ in range(50)]\n"
         "stream.release()\n"

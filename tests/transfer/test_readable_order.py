@@ -34,13 +34,14 @@ def test_the_caller_waits_for_the_copy_behind_its_producer(
     x = torch.zeros(NBYTES, dtype=torch.uint8)
     seen: list[torch.Tensor] = []
     streams = [stream]
+    idle = [engine.device.create_stream() for _ in range(2)]
     plan = engine.plan({"x": x}, immutable=by.startswith("immutable"))
     if by.startswith("immutable"):
         x.fill_(7)
         stream.hold()
         plan.offload(streams=[stream])
-        plan.reload(streams=[])  # the caller does not wait, and the copies have not begun
-        streams = []
+        plan.reload(streams=idle[:1])  # the caller does not wait, and the copies have not begun
+        streams = idle[1:]
     else:
         stream.hold()
         stream.fill(x.data_ptr(), 7, NBYTES)
