@@ -95,6 +95,11 @@ def storage_of(name: str, tensor: torch.Tensor) -> torch.UntypedStorage:
     """Return the storage of a tensor that wraps no others."""
     try:
         return tensor.untyped_storage()
+    except ValueError as error:  # by a parameter of a lazy module
+        raise UnsupportedStorage(
+            f"{name} ({type(tensor).__name__}) has no bytes before its module has seen an input, "
+            "and cannot be moved; run the module once, or leave it out"
+        ) from error
     except (NotImplementedError, RuntimeError) as error:
         raise UnsupportedStorage(
             f"{name} ({tensor.layout}, {type(tensor).__name__}) has no storage of its own and "

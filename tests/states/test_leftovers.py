@@ -60,8 +60,10 @@ def test_looking_keeps_no_tensor_alive_and_disturbs_no_proxy(
             raise AssertionError(f"was asked for its {name}")
 
     proxy = Proxy()
+    uninitialized = nn.LazyLinear(3)  # refuses to be asked for its storage
     stray = torch.ones(5, device=device)
     before = gc.get_referrers(stray)
     leftovers(open_device(device), StateSet([]), ())
     assert len(gc.get_referrers(stray)) == len(before)
+    assert uninitialized.has_uninitialized_params()
     del proxy

@@ -56,6 +56,7 @@ FOREIGN: dict[str, Make] = {
     "copy-on-write": lambda _: torch._lazy_clone(torch.ones(8)),
     "arena block": lambda _: PinnedArena(2**20, device="cpu").alloc(64).tensor(),
     "sparse coo": lambda _: torch.eye(3).to_sparse(),
+    "uninitialized": lambda _: torch.nn.LazyLinear(3).weight,
     "sparse csc": lambda _: torch.eye(3).to_sparse_csc(),
 }
 
