@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from pinferry.errors import TransferTimeout
+from pinferry.errors import InvalidArgument, TransferTimeout
 from pinferry.pool.options import check_timeout
 from pinferry.transfer.awaiting import until_done
 from pinferry.transfer.streams import current_stream, stream_handle
@@ -132,9 +132,16 @@ class Ticket:
 
         Raises
         ------
+        InvalidArgument
+            If it cannot be called.
         ForkedProcess, DriverCallFailed
             If the copies can never end: they are the parent process's, or their device has failed.
         """
+        if not callable(callback):
+            raise InvalidArgument(
+                f"a callback is called with the ticket, and {type(callback).__name__} cannot be; "
+                "give a function of one argument"
+            )
         if self.done():
             try:
                 callback(self)

@@ -11,6 +11,8 @@ from pinferry import PinnedArena, TransferEngine
 from pinferry.errors import InvalidArgument, TransferTimeout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pinferry import _native
 
 INFINITY = float("inf")
@@ -60,6 +62,15 @@ def test_a_ticket_refuses_a_timeout_that_is_no_number_of_seconds(
     ticket = engine.offload(torch.ones(8, device=torch_device))
     with pytest.raises(InvalidArgument, match="timeout="):
         ticket.synchronize(timeout)
+
+
+@pytest.mark.parametrize("callback", [None, 3, "print"])
+def test_a_ticket_refuses_a_callback_that_cannot_be_called(
+    engine: TransferEngine, torch_device: str, callback: Callable[[object], None]
+) -> None:
+    ticket = engine.offload(torch.ones(8, device=torch_device))
+    with pytest.raises(InvalidArgument, match="callback"):
+        ticket.add_done_callback(callback)
 
 
 def test_a_deadline_that_has_passed_is_no_wait(
