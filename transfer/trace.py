@@ -111,7 +111,7 @@ class Trace:
         if nvtx:
             require_nvtx()
         self._engine = engine
-        self._path = Path(path)
+        self._path = _parse_path(path)
         self._nvtx = nvtx
         self._calls: list[_Call] = []
         self._file: TextIO | None = None
@@ -251,6 +251,16 @@ class Trace:
 
     def _now_us(self) -> float:
         return (time.perf_counter_ns() - self._began_ns) / 1e3
+
+
+def _parse_path(path: object) -> Path:
+    try:
+        parsed = Path(path)  # type: ignore[arg-type]
+    except TypeError:
+        parsed = None
+    if parsed is None or "\0" in str(parsed):
+        raise InvalidArgument(f"{path!r} names no file; write the trace to 'trace.json', say")
+    return parsed
 
 
 def _open(path: Path) -> TextIO:

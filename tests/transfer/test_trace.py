@@ -246,6 +246,12 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_beginning(
     assert engine.tracer is None
 
 
+@pytest.mark.parametrize("path", [None, 3, [], b"trace.json", "trace\0.json"])
+def test_what_names_no_file_is_refused(engine: TransferEngine, path: str) -> None:
+    with pytest.raises(InvalidArgument, match="names no file"):
+        engine.trace(path)
+
+
 def test_a_closed_engine_is_not_traced(engine: TransferEngine, path: Path) -> None:
     engine.close()
     with pytest.raises(EngineClosed), engine.trace(path):
