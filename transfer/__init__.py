@@ -7,7 +7,7 @@ from pinferry.transfer.kernels import calibrate
 from pinferry.transfer.options import Access, Release, Verify
 from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.storages import inner_tensors, named_storages, storage_key, storage_of
-from pinferry.transfer.swap import SwapTicket
+from pinferry.transfer.swap_ticket import SwapTicket
 from pinferry.transfer.ticket import Ticket
 from pinferry.transfer.trace import Trace
 

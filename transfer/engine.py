@@ -31,7 +31,7 @@ from pinferry.transfer.options import (
 from pinferry.transfer.parked import HostCopy, ParkedStorage, host_copy, open_handle
 from pinferry.transfer.plan import TransferPlan
 from pinferry.transfer.storages import named_storages, storage_key
-from pinferry.transfer.swap import SwapTicket, swap
+from pinferry.transfer.swap import swap
 from pinferry.transfer.ticket import Ticket
 from pinferry.transfer.trace import Trace
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from pinferry._torch import StorageHandle
     from pinferry.transfer.storages import States
+    from pinferry.transfer.swap_ticket import SwapTicket
 
 __all__ = ["TransferEngine"]
 

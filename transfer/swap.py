@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.options import Access, OffloadOptions, Release, ReloadOptions
 from pinferry.transfer.streams import current_stream_id
+from pinferry.transfer.swap_ticket import SwapTicket
 
 if TYPE_CHECKING:
     from pinferry.transfer.cargo import Piece
@@ -18,48 +18,10 @@ if TYPE_CHECKING:
     from pinferry.transfer.plan import TransferPlan
     from pinferry.transfer.ticket import Ticket
 
-__all__ = ["SwapTicket", "swap"]
+__all__ = ["swap"]
 
 # Enough for the link's speed. More pieces of less would save device memory and cost host time.
 _PIECE_BYTES = 128 * 2**20
-
-
-class SwapTicket:
-    """The copies of one swap, in both directions. Dropping it harms nothing."""
-
-    def __init__(self, out: list[Ticket], into: list[Ticket]) -> None:
-        self._out = out
-        self._into = into
-
-    @property
-    def nbytes_out(self) -> int:
-        """Bytes that go to the host."""
-        return sum(ticket.nbytes for ticket in self._out)
-
-    @property
-    def nbytes_in(self) -> int:
-        """Bytes that come from the host."""
-        return sum(ticket.nbytes for ticket in self._into)
-
-    def done(self) -> bool:
-        """Return whether every copy has ended. Never blocks."""
-        return all(ticket.done() for ticket in (*self._out, *self._into))
-
-    def wait(self, stream: object = None) -> None:
-        """Make another stream wait for every copy; the current one does so by itself."""
-        for ticket in (*self._out, *self._into):
-            ticket.wait(stream)
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """Block the host until every copy has ended; see `Ticket.synchronize`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for ticket in (*self._out, *self._into):
-            ticket.synchronize(None if deadline is None else max(0.0, deadline - time.monotonic()))
-
-    def __repr__(self) -> str:
-        """Say how far it is."""
-        state = "done" if self.done() else "running"
-        return f"<SwapTicket {self.nbytes_out} bytes out, {self.nbytes_in} bytes in, {state}>"
 
 
 def swap(

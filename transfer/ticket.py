@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pinferry.errors import InvalidArgument, TransferTimeout
 from pinferry.pool.options import check_timeout
@@ -19,9 +19,28 @@ if TYPE_CHECKING:
     from pinferry import _native
     from pinferry.errors import PinferryError
 
-__all__ = ["Ticket"]
+__all__ = ["Ticket", "call_back", "check_callback"]
 
 _log = logging.getLogger("pinferry")
+
+_T = TypeVar("_T")
+
+
+def check_callback(callback: object) -> None:
+    """Raise `InvalidArgument` for what cannot be called."""
+    if not callable(callback):
+        raise InvalidArgument(
+            f"a callback is called with the ticket, and {type(callback).__name__} cannot be; "
+            "give a function of one argument"
+        )
+
+
+def call_back(callback: Callable[[_T], object], ticket: _T) -> None:
+    """Call a callback; what it raises is logged and stops nobody."""
+    try:
+        callback(ticket)
+    except Exception:  # noqa: BLE001 -- as promised, whatever it is
+        _log.exception("a callback of %r failed", ticket)
 
 
 class Ticket:
@@ -137,16 +156,9 @@ class Ticket:
         ForkedProcess, DriverCallFailed
             If the copies can never end: they are the parent process's, or their device has failed.
         """
-        if not callable(callback):
-            raise InvalidArgument(
-                f"a callback is called with the ticket, and {type(callback).__name__} cannot be; "
-                "give a function of one argument"
-            )
+        check_callback(callback)
         if self.done():
-            try:
-                callback(self)
-            except Exception:  # noqa: BLE001 -- as promised, whatever it is
-                _log.exception("a callback of %r failed", self)
+            call_back(callback, self)
             return
 
         def told(error: PinferryError | None) -> None:
