@@ -176,7 +176,8 @@ class StateOffloader:
 
         A plan moves what is found now, at a fraction of the host's time that `offload` takes, and
         follows it while it lives. What comes later, such as the state that an optimizer makes at
-        its first step, needs a new plan.
+        its first step, needs a new plan. What the plan offloads is the plan's to reload: `reload`
+        leaves it away, and `offloaded_states` does not list it.
 
         Parameters
         ----------

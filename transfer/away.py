@@ -74,7 +74,8 @@ class AwayTable:
             others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise NotOffloaded(
                 f"{missing[0]}{others} cannot be reloaded: this engine did not offload it, or has "
-                "brought it back. Nothing was moved"
+                "brought it back. What a plan or another engine offloaded, only that one reloads. "
+                "Nothing was moved"
             )
         return [storage_key(storage) for storage in sized.values()]
 

@@ -234,7 +234,8 @@ class TransferEngine(Mover):
         Parameters
         ----------
         states
-            What to bring back; default: everything that this engine holds.
+            What to bring back; default: everything that this engine holds. What a plan offloaded is
+            the plan's to reload.
         streams
             Streams that will read the states: each waits for the copy. Default: the current one.
         defer
@@ -328,8 +329,11 @@ class TransferEngine(Mover):
         InvalidArgument
             If `compact` or `immutable` names what is not among `states`.
         """
-        self.require_open()
-        return TransferPlan(self, named_storages(states), compact, immutable)
+        named = named_storages(states)
+        with self._lock:
+            self.require_open()
+            self._arrivals.settle([storage_key(storage) for storage in named.values()])
+            return TransferPlan(self, named, compact, immutable)
 
     def swap(
         self,

@@ -143,13 +143,15 @@ def require_movable(name: str, handle: StorageHandle, device: _native.Device) ->
     """
     here = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
     if handle.device != here:
+        served = handle.device.partition(":")[0] in ("cpu", "cuda")
+        what = f"make an arena for {handle.device}, or leave" if served else "leave"
         raise WrongDevice(
-            f"{name} lives on {handle.device}, and this arena serves {here}; make an arena for "
-            f"{handle.device}, or leave the tensor out"
+            f"{name} lives on {handle.device}, and this arena serves {here}; {what} the tensor out"
         )
     if handle.away or handle.guarded:
         raise AlreadyOffloaded(
-            f"{name} is offloaded already, but not by this call's engine or plan; reload it there"
+            f"{name} is offloaded already, and only the engine or plan that did it can bring it "
+            "back; reload it there first. Nothing was moved"
         )
     if handle.refusal:
         raise UnsupportedStorage(

@@ -69,6 +69,19 @@ def test_an_offload_of_what_is_arriving_takes_the_arrived_bytes(
     assert storage_bits(x) == before
 
 
+def test_a_plan_of_what_is_arriving_lets_it_arrive(
+    engine: TransferEngine, torch_device: str
+) -> None:
+    x = random_bits(torch.float32, 100, torch_device)
+    before = storage_bits(x)
+    engine.offload({"x": x})
+    engine.reload(defer=True)
+    with engine.plan({"x": x}) as plan:
+        plan.offload()
+        plan.reload()
+    assert storage_bits(x) == before
+
+
 def test_a_reload_by_name_of_what_is_arriving_lets_it_arrive(
     engine: TransferEngine, torch_device: str
 ) -> None:

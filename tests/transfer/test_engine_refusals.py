@@ -15,6 +15,7 @@ from pinferry.errors import (
     AlreadyOffloaded,
     ArenaExhausted,
     ArenaInUse,
+    NotOffloaded,
     TransferError,
     UnsupportedStorage,
     WrongDevice,
@@ -94,6 +95,23 @@ def test_foreign_gpu_memory_is_refused_by_name(engine: TransferEngine, torch_dev
     assert_untouched(engine, {"good": good})
 
 
+def test_an_error_sends_nobody_back_to_the_engine_that_he_comes_from(
+    engine: TransferEngine, torch_device: str
+) -> None:
+    x, y = (torch.ones(8, device=torch_device) for _ in range(2))
+    engine.offload({"x": x})
+    with pytest.raises(AlreadyOffloaded, match="only the engine or plan that did it"):
+        engine.plan({"x": x})
+    plan = engine.plan({"y": y})
+    plan.offload()
+    with pytest.raises(NotOffloaded, match="only that one reloads"):
+        engine.reload({"y": y})
+    plan.reload()
+    plan.close()
+    engine.reload()
+    assert (x + y).sum() == 16
+
+
 def test_a_tensor_of_another_device_is_refused_by_name(
     engine: TransferEngine, torch_device: str
 ) -> None:
@@ -104,8 +122,9 @@ def test_a_tensor_of_another_device_is_refused_by_name(
     for device, other in others.items():
         with pytest.raises(WrongDevice, match=rf"\Aother lives on {device}, and this arena serves"):
             engine.offload({**good, "other": other})
-        with pytest.raises(WrongDevice):
+        with pytest.raises(WrongDevice) as caught:
             engine.plan({**good, "other": other})
+        assert ("make an arena" in str(caught.value)) == (device != "meta")  # there is none
         assert_untouched(engine, good)
 
 
