@@ -12,6 +12,7 @@ from pinferry.states.memory import MemoryReading, read_memory
 from pinferry.states.reclaim import ReclaimReport, measure_reclaim
 from pinferry.transfer import Access, Release, storage_key
 from pinferry.transfer.options import ReloadOptions
+from pinferry.transfer.parked import is_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -124,11 +125,10 @@ class StateKeeper:
             return {key: category for key, (_, category) in self._categories.items()}
 
     def resident(self) -> StateSet:
-        """Return the state that is here and has bytes."""
+        """Return the state that has bytes here: what nobody has offloaded, not a plan either."""
         with self._lock:
-            away = self.engine.offloaded()
             return self._survey().states.where(
-                lambda entry: entry.nbytes > 0 and storage_key(entry.storage) not in away
+                lambda entry: entry.nbytes > 0 and not is_away(entry.storage)
             )
 
     def reclaim(self) -> ReclaimReport:
@@ -143,7 +143,7 @@ class StateKeeper:
             device,
             sizes,
             before,
-            lambda: leftovers(device, self.resident(), self.engine.offloaded()),
+            lambda: leftovers(device, self.resident()),
         )
 
     def _remember(self, states: StateSet) -> None:
@@ -158,4 +158,4 @@ class StateKeeper:
 def _with_categories(error: ArenaExhausted, states: StateSet) -> ArenaExhausted:
     sizes = states.by_category()
     needed = ", ".join(f"{category} {format_bytes(size)}" for category, size in sizes.items())
-    return ArenaExhausted(f"{error} What was to move: {needed}.", **error.fields)
+    return ArenaExhausted(f"{error}. What was to move: {needed}", **error.fields)

@@ -10,9 +10,10 @@ import torch
 
 from pinferry.errors import UnsupportedStorage
 from pinferry.transfer import inner_tensors, storage_key, storage_of
+from pinferry.transfer.parked import is_away
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from pinferry import _native
     from pinferry.states.state_set import StateSet
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["leftovers"]
 
 
-def leftovers(device: _native.Device, resident: StateSet, away: Collection[int]) -> dict[str, int]:
+def leftovers(device: _native.Device, resident: StateSet) -> dict[str, int]:
     """Return what holds device memory still, by name, in bytes; the largest first.
 
     Parameters
@@ -29,17 +30,15 @@ def leftovers(device: _native.Device, resident: StateSet, away: Collection[int])
         Where to look.
     resident
         The state that is there, which goes by its names.
-    away
-        The storages, by key, whose memory is gone.
 
     Other tensors that Python knows go by dtype and shape. On CUDA, the rest of what PyTorch's
     allocator counts is the last entry.
     """
     stays = Counter({entry.name: entry.nbytes for entry in resident})
-    seen = {storage_key(entry.storage) for entry in resident} | set(away)
+    seen = {storage_key(entry.storage) for entry in resident}
     for tensor, storage in _tensors_on(torch.device(device.kind, max(device.index, 0))):
         key = storage_key(storage)
-        if key not in seen and storage.nbytes():
+        if key not in seen and storage.nbytes() and not is_away(storage):
             seen.add(key)
             stays[f"{tensor.dtype} {tuple(tensor.shape)}"] += storage.nbytes()
     listed = dict(stays.most_common())

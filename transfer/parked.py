@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
     from pinferry._torch import StorageHandle
 
-__all__ = ["HostCopy", "ParkedStorage", "host_copy", "open_handle", "require_movable"]
+__all__ = [
+    "HostCopy",
+    "ParkedStorage",
+    "host_copy",
+    "is_away",
+    "open_handle",
+    "require_movable",
+]
 
 
 class HostCopy:
@@ -127,6 +134,12 @@ def open_handle(name: str, storage: torch.UntypedStorage, device: _native.Device
     handle: StorageHandle = load_bridge().StorageHandle(storage_key(storage))
     require_movable(name, handle, device)
     return handle
+
+
+def is_away(storage: torch.UntypedStorage) -> bool:
+    """Return whether the memory of a storage is away, whoever holds its bytes."""
+    handle: StorageHandle = load_bridge().StorageHandle(storage_key(storage))
+    return handle.away or handle.guarded
 
 
 def require_movable(name: str, handle: StorageHandle, device: _native.Device) -> None:

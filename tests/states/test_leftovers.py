@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from pinferry import PinnedArena, StateOffloader, StateSet
+from pinferry import PinnedArena, StateOffloader, StateSet, TransferEngine
 from pinferry.pool import open_device
 from pinferry.states.leftovers import leftovers
 
@@ -24,6 +24,22 @@ def test_state_that_was_not_offloaded_goes_by_its_name(device: str, arena: Pinne
     assert stays["model.running_mean"] == 2800
     assert not any("weight" in name for name in stays)
     offloader.reload()
+
+
+def test_what_a_plan_or_another_engine_holds_does_not_stay(device: str, arena: PinnedArena) -> None:
+    model, stray = nn.BatchNorm1d(700).to(device), torch.ones(77, 13, device=device)
+    offloader, other = StateOffloader(model, arena=arena), TransferEngine(arena)
+    other.offload([stray])
+    with offloader.plan("lp_params") as plan:
+        offloader.offload("buffers")
+        plan.offload()
+        assert offloader.resident() == frozenset()
+        stays = offloader.reclaim().stays
+        assert not any("model." in name or "(77, 13)" in name for name in stays)
+        plan.reload()
+        assert offloader.resident() == {"lp_params"}
+    offloader.reload()
+    other.reload()
 
 
 def test_a_tensor_of_nobodys_state_goes_by_its_dtype_and_shape(
@@ -44,7 +60,7 @@ def test_a_tensor_of_nobodys_state_goes_by_its_dtype_and_shape(
 def test_the_largest_come_first_and_cuda_accounts_for_every_byte(device: str) -> None:
     gc.collect()
     kept = [torch.ones(size, device=device) for size in (10_000, 3_000_000, 500_000)]
-    stays = leftovers(open_device(device), StateSet([]), ())
+    stays = leftovers(open_device(device), StateSet([]))
     if device == "cpu":
         assert list(stays.values()) == sorted(stays.values(), reverse=True)
     else:
@@ -63,7 +79,7 @@ def test_looking_keeps_no_tensor_alive_and_disturbs_no_proxy(
     uninitialized = nn.LazyLinear(3)  # refuses to be asked for its storage
     stray = torch.ones(5, device=device)
     before = gc.get_referrers(stray)
-    leftovers(open_device(device), StateSet([]), ())
+    leftovers(open_device(device), StateSet([]))
     assert len(gc.get_referrers(stray)) == len(before)
     assert uninitialized.has_uninitialized_params()
     del proxy

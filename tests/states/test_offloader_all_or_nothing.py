@@ -23,6 +23,7 @@ def test_an_arena_that_is_too_small_is_refused_with_numbers(device: str) -> None
         assert caught.value.free == 8192
         for category in offloader.discover().by_category():
             assert f"{category} " in str(caught.value)
+        assert ". What was to move: " in str(caught.value)
         assert (small.stats().used_bytes, small.stats().blocks) == (0, 0)
     assert [t.data_ptr() for t in run.tensors().values()] == addresses
     assert_same_bits(run.bits(), before)
