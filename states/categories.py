@@ -44,9 +44,14 @@ COMPACTED = (Category.OPTIM_STATES, Category.HP_PARAMS, Category.LP_GRADS)
 
 
 def parse_include(
-    include: Include, known: Collection[Category] = KNOWN_TO_PYTORCH
+    include: Include,
+    known: Collection[Category] = KNOWN_TO_PYTORCH,
+    *,
+    argument: str = "include",
 ) -> frozenset[Category]:
     """Return the categories that `include` names, of those that are `known`; None names all.
+
+    `argument` is what the caller's caller knows it as, for errors.
 
     Raises
     ------
@@ -61,7 +66,7 @@ def parse_include(
     if include is None:
         return frozenset(known)
     if not isinstance(include, Iterable):
-        raise InvalidArgument(f"include={include!r}: give a category, several, or None for all")
+        raise InvalidArgument(f"{argument}={include!r}: give a category, several, or None for all")
     by_name = {category.value: category for category in known}
     chosen = set()
     names: Iterable[object] = [include] if isinstance(include, str) else include

@@ -218,7 +218,7 @@ class StateOffloader:
         ...         plan.names()[1]
         'optimizer.state[0].exp_avg'
         """
-        categories, compacted = parse_include(include), parse_include(compact)
+        categories, compacted = parse_include(include), parse_include(compact, argument="compact")
         with self._lock:
             found = self._survey()
             found.require_movable(categories)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pinferry.errors import ReclaimShortfall
-from pinferry.pool import format_bytes
+from pinferry.pool import format_bytes, parse_size
 from pinferry.states.memory import MemoryReading, give_back_cached, read_memory
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ReclaimReport:
         least = _CPU_TOLERANCE_BYTES if self.device == "cpu" else _CUDA_TOLERANCE_BYTES
         return max(least, int(self.expected_bytes * _TOLERANCE))
 
-    def verify(self, tolerance_bytes: int | None = None) -> None:
+    def verify(self, tolerance_bytes: int | str | None = None) -> None:
         """Raise `ReclaimShortfall` unless the memory came back.
 
         The allocator must have fallen by all of it, NVML (or resident memory on the CPU) by all but
@@ -83,9 +83,16 @@ class ReclaimReport:
         Parameters
         ----------
         tolerance_bytes
-            In place of `ReclaimReport.tolerance_bytes`.
+            In place of `ReclaimReport.tolerance_bytes`; a number, or text such as ``"64MiB"``.
+
+        Raises
+        ------
+        ReclaimShortfall
+            If a count fell by less.
+        InvalidSize
+            If the tolerance is no size.
         """
-        allowed = self.tolerance_bytes if tolerance_bytes is None else tolerance_bytes
+        allowed = self.tolerance_bytes if tolerance_bytes is None else parse_size(tolerance_bytes)
         counts = (
             ("PyTorch's allocator", self.allocator_bytes, 0),
             ("NVML", self.nvml_bytes, allowed),

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from pinferry import ReclaimReport
-from pinferry.errors import ReclaimShortfall
+from pinferry.errors import InvalidSize, ReclaimShortfall
 from pinferry.states.memory import MemoryReading
 
 GB = 10**9
@@ -85,6 +85,10 @@ def test_a_tolerance_of_the_callers_own_counts_in_place_of_the_usual() -> None:
     cpu_report(0).verify(tolerance_bytes=GB)
     with pytest.raises(ReclaimShortfall, match="allocator"):
         cuda_report(allocator=0).verify(tolerance_bytes=100 * GB)
+    cpu_report(0).verify(tolerance_bytes="1GB")
+    for nonsense in ("much", -1, True, 0.5):
+        with pytest.raises(InvalidSize):
+            cpu_report(GB).verify(tolerance_bytes=nonsense)  # type: ignore[arg-type]
 
 
 def test_a_shortfall_says_what_was_expected_what_came_and_why() -> None:
