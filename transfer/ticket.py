@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 from typing import TYPE_CHECKING, TypeVar
@@ -11,6 +12,7 @@ from pinferry.errors import InvalidArgument, TransferTimeout
 from pinferry.pool.options import check_timeout
 from pinferry.transfer.awaiting import until_done
 from pinferry.transfer.streams import current_stream, stream_handle
+from pinferry.transfer.waiting import wait_until_done
 from pinferry.transfer.watcher import WATCHER
 
 if TYPE_CHECKING:
@@ -119,7 +121,8 @@ class Ticket:
         ----------
         timeout
             Seconds; None waits for as long as it takes. Less than none are left where a deadline
-            has passed: then it does not wait.
+            has passed: then it does not wait. Ctrl-C ends the wait, but for one without a timeout
+            on CUDA, which ends with the copies, as `torch.cuda.synchronize` does.
 
         Raises
         ------
@@ -129,7 +132,9 @@ class Ticket:
             If it is no number of seconds.
         """
         check_timeout(timeout, least=-sys.float_info.max)
-        if not self._native.synchronize(timeout):
+        if timeout is None and self._device.kind == "cuda":
+            self._native.synchronize(None)  # the driver waits better than any who asks it
+        elif not wait_until_done(self._native, math.inf if timeout is None else timeout):
             raise TransferTimeout(
                 f"{self.nbytes} bytes were not copied within {timeout} s, and copying goes on; "
                 "wait longer, or find what holds the producing stream"

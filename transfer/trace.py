@@ -17,6 +17,7 @@ from pinferry.transfer.nvtx import nvtx_range, require_nvtx
 from pinferry.transfer.options import ReloadOptions
 from pinferry.transfer.streams import stream_handle
 from pinferry.transfer.trace_file import DIRECTIONS, Batch, write_trace
+from pinferry.transfer.waiting import wait_until_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,8 +40,6 @@ _NAMES = 8
 _LOOKS = 5
 # How long copies are waited for when the traced code has failed, perhaps because they hang.
 _FAREWELL_S = 1.0
-# A wait of the core cannot be interrupted, so Ctrl-C comes between short ones.
-_SLICE_S = 0.1
 
 
 def traced(direction: str) -> Callable[[Move], Move]:
@@ -81,6 +80,16 @@ class _Call:
         self.batch.nbytes = native.nbytes  # not what the arena has already
         if streams is not None:
             self.batch.streams = tuple(stream_handle(each) for each in streams)
+
+    def wait(self, timeout: float) -> PinferryError | None:
+        """Wait until the copies have ended, for `timeout` seconds; return what failed."""
+        try:
+            if self.native is not None:
+                wait_until_done(self.native, timeout)
+        except PinferryError as error:
+            self.batch.error = f"{type(error).__name__}: {error}"
+            return error
+        return None
 
 
 class Trace:
@@ -214,17 +223,8 @@ class Trace:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         failure: PinferryError | None = None
         for call in self._calls:
-            try:
-                left_s = deadline - time.monotonic()
-                while call.native is not None and not call.native.synchronize(
-                    min(_SLICE_S, left_s)  # none left: it only looks
-                ):
-                    left_s = deadline - time.monotonic()
-                    if left_s <= 0:
-                        break
-            except PinferryError as error:
-                call.batch.error = f"{type(error).__name__}: {error}"
-                failure = failure or error
+            error = call.wait(deadline - time.monotonic())
+            failure = failure or error
         return failure
 
     def _place(self) -> None:

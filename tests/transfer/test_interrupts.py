@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 
 from pinferry.transfer import moves
 from pinferry.transfer.interrupts import Uninterrupted
+from tests.workbench import LATE, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pinferry import TransferEngine
+    from pinferry import TransferEngine, _native
 
 MOVER = "pinferry.transfer.mover"
 
@@ -69,6 +71,34 @@ def test_an_interrupt_amid_a_plan_s_offload_leaves_the_plan_knowing_it(
     plan.reload()
     assert torch.equal(x.cpu(), torch.arange(1000.0))
     plan.close()
+
+
+@pytest.mark.parametrize("timeout", [None, LATE])
+@pytest.mark.parametrize("torch_device", ["cpu"], indirect=True)
+def test_an_interrupt_ends_a_wait_for_copies_that_hang(
+    engine: TransferEngine, stream: _native.Stream, torch_device: str, timeout: float | None
+) -> None:
+    x = torch.arange(1000.0, device=torch_device)
+    stream.hold()
+    ticket = engine.offload({"x": x}, streams=[stream])
+    rescue = threading.Timer(LATE, stream.release)
+    rescue.start()
+
+    def press(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, press)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, SOON)
+        with pytest.raises(KeyboardInterrupt):
+            ticket.synchronize(timeout)
+        assert not ticket.done()
+    finally:
+        rescue.cancel()
+        signal.signal(signal.SIGALRM, before)
+    stream.release()
+    engine.reload()
+    assert torch.equal(x, torch.arange(1000.0))
 
 
 def test_handlers_are_as_before_and_are_called_once_each_in_order() -> None:
