@@ -70,7 +70,7 @@ def calibrate(gpu: object) -> dict[str, Tuning]:
     Parameters
     ----------
     gpu
-        ``"cuda:0"``, a number, or a `torch.device`.
+        ``"cuda:0"``, or a `torch.device`.
 
     Returns
     -------
