@@ -67,6 +67,7 @@ def run_benchmarks(
         )
     if repeats < 1:
         raise InvalidArgument(f"repeats={repeats}: at least one run is needed")
+    _require_writable(json)
     opened = open_device(default_device() if device == "auto" else device)
     nbytes = parse_size(_DEFAULT_SIZE[opened.kind] if size is None else size)
     if nbytes < _SMALLEST:
@@ -88,6 +89,21 @@ def run_benchmarks(
         if str(json) != "-":
             console.print(f"written to {json}")
     return results
+
+
+def _require_writable(json: str | Path | None) -> None:
+    """Refuse at once what the results could not be written to after minutes of measuring."""
+    if json is None or str(json) == "-":
+        return
+    path = Path(json)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise InvalidArgument(
+            f"the results cannot be written to {path}: {error.strerror}; name another file"
+        ) from error
 
 
 def _table(results: Results) -> Table:

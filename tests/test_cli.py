@@ -122,6 +122,18 @@ def test_a_device_that_does_not_exist_is_one_line_on_standard_error() -> None:
     assert done.stderr.startswith("UnknownDevice: ")
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(BENCHMARKS, "pinning", lambda *_: pytest.fail("it measures"))
+    words = ["pinferry", "bench", "pinning", "--device", "cpu", "--json", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("InvalidArgument: the results cannot be written to")
+
+
 def test_the_results_of_a_benchmark_may_go_to_standard_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
