@@ -16,6 +16,7 @@ from pinferry.states.frozen import immutable_names
 from pinferry.states.holders import check_holders
 from pinferry.states.keeper import StateKeeper
 from pinferry.transfer import Access, Release, TransferEngine
+from pinferry.transfer.not_copied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["StateOffloader"]
 
 
-class StateOffloader:
+class StateOffloader(NotCopied):
     """Offloads and reloads the state of a model and its optimizer, by category.
 
     State is found anew at every call. Idempotent: what is away stays away, and only what is away

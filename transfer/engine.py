@@ -478,6 +478,17 @@ class TransferEngine(Mover):
         if self._closed:
             raise EngineClosed("this engine is closed; make a new one")
 
+    def __repr__(self) -> str:
+        """Say what it serves and how much of it is away; a plan says so of its own."""
+        away = self._away.copy().values()
+        if self._closed:
+            state = "closed"
+        else:
+            state = f"{len(away)} storages, {format_bytes(sum(each.nbytes for each in away))}, away"
+        device = self.device
+        name = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
+        return f"<TransferEngine for {name}, {state}>"
+
     def __enter__(self) -> Self:
         """Return the engine."""
         self.require_open()

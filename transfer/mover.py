@@ -11,6 +11,7 @@ from pinferry.pool import format_bytes
 from pinferry.transfer.arrivals import Arrivals
 from pinferry.transfer.in_flight import IN_FLIGHT
 from pinferry.transfer.moves import bring, send
+from pinferry.transfer.not_copied import NotCopied
 from pinferry.transfer.options import Access, Verify, parse_verify
 from pinferry.transfer.streams import current_stream, stream_handles
 from pinferry.transfer.ticket import Ticket
@@ -34,7 +35,7 @@ __all__ = ["Mover"]
 _ARENA_WAIT_S = 60.0
 
 
-class Mover:
+class Mover(NotCopied):
     """Moves cargo between a device and an arena, in order with what it moved before.
 
     It knows nothing of which storages are away; its callers do.

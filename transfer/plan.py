@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed, InvalidArgument, StorageChanged
+from pinferry.pool import format_bytes
 from pinferry.transfer.cargo import Cargo, Piece, cut
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.layout import Member, Place, laid_anew, lay_out
+from pinferry.transfer.not_copied import NotCopied
 from pinferry.transfer.options import Access, OffloadOptions, Release, ReloadOptions
 from pinferry.transfer.parked import HostCopy, host_copy, open_handle, require_movable
 from pinferry.transfer.ticket import Ticket
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["TransferPlan"]
 
 
-class TransferPlan:
+class TransferPlan(NotCopied):
     """The same storages, moved out and in again and again, from `TransferEngine.plan`.
 
     Their place in the arena is taken once and kept until `close`, so an offload can no longer fail
     for want of room, and a move costs a handful of native calls, however many storages there are.
     The plan holds the storages weakly and follows them: one that was resized gets new room, one
-    that is gone is left out.
+    that is gone is left out. What has no bytes when the plan is made is none of its own.
     """
 
     def __init__(
@@ -284,6 +286,12 @@ class TransferPlan:
     def _require_open(self) -> None:
         if self._closed:
             raise EngineClosed("this plan is closed; make a new one")
+
+    def __repr__(self) -> str:
+        """Say how much it moves, and where that is."""
+        where = "closed" if self._closed else "away" if self.offloaded else "here"
+        count, nbytes = len(self.names()), format_bytes(self.nbytes)
+        return f"<TransferPlan of {count} storages, {nbytes}, {where}>"
 
     def __enter__(self) -> Self:
         """Return the plan."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pinferry.errors import InvalidArgument, TransferTimeout
 from pinferry.pool.options import check_timeout
 from pinferry.transfer.awaiting import until_done
+from pinferry.transfer.not_copied import NotCopied
 from pinferry.transfer.streams import current_stream, stream_handle
 from pinferry.transfer.waiting import wait_until_done
 from pinferry.transfer.watcher import WATCHER
@@ -45,7 +46,7 @@ def call_back(callback: Callable[[_T], object], ticket: _T) -> None:
         _log.exception("a callback of %r failed", ticket)
 
 
-class Ticket:
+class Ticket(NotCopied):
     """One submitted batch of copies.
 
     Dropping a ticket harms nothing: the copies go on, and what they touch is kept for them. In an
