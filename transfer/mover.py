@@ -106,7 +106,7 @@ class Mover:
             self.keep(native, fresh)
         if self._verifier is not None:
             native.wait(current_stream(self.device))
-            self._verifier.check(cargo, fresh.addresses)
+            self._verifier.check(cargo, fresh)
         if options.defer:
             ticket = self._arrivals.defer(native, self.device, fresh, cargo)
             self._hold()
@@ -140,7 +140,7 @@ class Mover:
                     _native.mark(self.device, stream).synchronize(None)
             for ticket in after:
                 ticket.wait(here)
-            self._verifier.note(cargo, held.addresses, skip)
+            self._verifier.note(cargo, held, skip)
             streams.append(here)
         native, released = send(
             self.device,
