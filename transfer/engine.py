@@ -215,7 +215,9 @@ class TransferEngine(Mover):
                 for name, handle in handles.items()
             ]
             with Uninterrupted():
-                give_up(parked)
+                released = give_up(parked)
+                for ticket in self.reloads_of(each.handle.key for each in parked):
+                    self.keep(ticket, released)
                 self._away.add(parked)
 
     def reload(

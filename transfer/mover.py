@@ -18,7 +18,7 @@ from pinferry.transfer.trace import traced
 from pinferry.transfer.verifier import Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pinferry._torch import ResidentStorages
     from pinferry.pool import PinnedArena
@@ -132,7 +132,7 @@ class Mover:
         if options.access is Access.READABLE:
             self._require_reachable_host()
         streams = stream_handles(self.device, options.streams)
-        after = [ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)]
+        after = self.reloads_of(cargo.keys)
         if self._verifier is not None:
             here = current_stream(self.device)
             for stream in streams:
@@ -161,6 +161,11 @@ class Mover:
                 "access='readable' needs pinned memory, which a GPU can reach, and this arena's is "
                 "not; use access='raise', or an arena of another backend. Nothing was moved"
             )
+
+    def reloads_of(self, keys: Iterable[int]) -> list[_native.Ticket]:
+        """Return the reloads that may still write to one of these storages."""
+        wanted = frozenset(keys)
+        return [ticket for ticket, keys in self._unordered if not keys.isdisjoint(wanted)]
 
     def keep(self, native: _native.Ticket, held: object) -> None:
         """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""

@@ -40,6 +40,25 @@ stream.synchronize()
 """)
 
 
+def test_what_is_discarded_amid_its_reload_outlives_the_copy() -> None:
+    run("""
+import torch
+from pinferry import PinnedArena, TransferEngine
+arena = PinnedArena("1MiB", device="cpu")
+producer, consumer = arena.device.create_stream(), arena.device.create_stream()
+engine = TransferEngine(arena)
+x = torch.full((8192,), 5, dtype=torch.uint8)
+producer.hold()
+engine.offload(x, streams=[producer])
+ticket = engine.reload(streams=[consumer])
+engine.discard(x)
+others = [torch.full((8192,), 7, dtype=torch.uint8) for _ in range(8)]
+producer.release()
+ticket.synchronize()
+assert all((other == 7).all() for other in others)
+""")
+
+
 def test_a_deferred_reload_of_a_dropped_plan_arrives(arena: PinnedArena, torch_device: str) -> None:
     x = torch.arange(1000.0, device=torch_device)
     engine = TransferEngine(arena)
