@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +30,29 @@ def interrupted_after(call: Callable[..., object]) -> Callable[..., object]:
         return result
 
     return wrapper
+
+
+def run_with_a_handler(program: str) -> None:
+    """Run a program that would hang if `interrupt`, once, found a lock that it holds itself."""
+    text = """
+import faulthandler, signal, torch
+from pinferry import PinnedArena, Ticket, TransferEngine, _native
+from pinferry.transfer.in_flight import IN_FLIGHT
+faulthandler.dump_traceback_later(30, exit=True)
+
+def handle(call):
+    def handler(*_):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        call()
+    signal.signal(signal.SIGUSR1, handler)
+
+def interrupt():
+    signal.raise_signal(signal.SIGUSR1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text + program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_interrupt_amid_an_offload_leaves_all_of_it_away_and_known(
@@ -69,6 +94,46 @@ def test_an_interrupt_amid_a_plan_s_offload_leaves_the_plan_knowing_it(
     plan.reload()
     assert torch.equal(x.cpu(), torch.arange(1000.0))
     plan.close()
+
+
+def test_an_interrupt_as_a_deferred_reload_arrives_harms_no_later_wait(
+    engine: TransferEngine, torch_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(1000.0, device=torch_device)
+    engine.offload({"x": x})
+    ticket = engine.reload(defer=True)
+    with monkeypatch.context() as patch:
+        arrivals = engine._arrivals
+        patch.setattr(arrivals, "_on_landing", interrupted_after(arrivals._on_landing))
+        with pytest.raises(KeyboardInterrupt):
+            ticket.wait()
+    ticket.wait()
+    assert torch.equal(x.cpu(), torch.arange(1000.0))
+
+
+def test_a_handler_may_wait_for_the_ticket_that_is_being_waited_for() -> None:
+    run_with_a_handler("""
+ticket = Ticket(_native.Ticket(), _native.HostDevice(), on_wait=interrupt)
+handle(ticket.wait)
+ticket.wait()
+""")
+
+
+def test_a_handler_may_reload_while_what_has_ended_is_looked_for() -> None:
+    run_with_a_handler("""
+class Ended(_native.Ticket):
+    def done(self):
+        interrupt()
+        return True
+
+with PinnedArena("1MiB", device="cpu") as arena, TransferEngine(arena) as engine:
+    x = torch.ones(8)
+    engine.offload(x)
+    handle(engine.reload)
+    IN_FLIGHT.hold(Ended(), None)
+    IN_FLIGHT.reap()
+    assert x.sum() == 8
+""")
 
 
 def test_handlers_are_as_before_and_are_called_once_each_in_order() -> None:
