@@ -68,6 +68,33 @@ def test_an_interrupt_amid_an_offload_leaves_all_of_it_away_and_known(
     assert torch.equal(x.cpu(), torch.arange(1000.0))
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_a_scheduler_s_signal_amid_an_offload_does_not_part_it_either(
+    engine: TransferEngine, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    x = torch.ones(8, device=torch.device(engine.device.kind))
+
+    def stop(*_: object) -> None:
+        sys.exit("the job ends")
+
+    def send_amid(*arguments: object, **options: object) -> object:
+        sent = moves.send(*arguments, **options)  # type: ignore[arg-type]
+        signal.raise_signal(number)
+        return sent
+
+    before = signal.signal(number, stop)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{MOVER}.send", send_amid)
+            with pytest.raises(SystemExit):
+                engine.offload({"x": x})
+    finally:
+        signal.signal(number, before)
+    assert engine.offloaded_names() == ("x",)
+    engine.reload()
+    assert x.sum() == 8
+
+
 def test_an_interrupt_amid_a_reload_brings_all_of_it_back(
     engine: TransferEngine, torch_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
