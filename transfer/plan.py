@@ -196,16 +196,18 @@ class TransferPlan:
         ArenaInUse
             If the storages are away; reload them first.
         """
-        self._engine.settle()
-        if self.offloaded:
-            raise ArenaInUse(
-                f"this plan holds {len(self.names())} storages that are away; reload() them first",
-                blocks=len(self.names()),
-                used=self.nbytes,
-            )
-        self._away = []
-        self._settle_on([])
-        self._closed = True
+        with self._engine.lock:
+            self._engine.settle()
+            if self.offloaded:
+                raise ArenaInUse(
+                    f"this plan holds {len(self.names())} storages that are away; reload() them "
+                    "first",
+                    blocks=len(self.names()),
+                    used=self.nbytes,
+                )
+            self._closed = True  # first: an interrupt must leave no plan that moves nothing
+            self._away = []
+            self._settle_on([])
 
     def _living_token(self) -> HostCopy | None:
         return None if self._token is None else self._token()

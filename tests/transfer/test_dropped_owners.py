@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pinferry import PinnedArena, StateOffloader, TransferEngine, _native
-from pinferry.errors import InvalidArgument
+from pinferry.errors import ArenaInUse, InvalidArgument
 
 
 def run(program: str) -> None:
@@ -101,6 +101,40 @@ def test_two_threads_may_use_one_plan(engine: TransferEngine, torch_device: str)
     for thread in threads:
         thread.join()
     assert failures == []
+    plan.reload()
+    assert torch.equal(x.cpu(), torch.arange(1000.0))
+    plan.close()
+
+
+def test_a_plan_that_is_closed_by_another_thread_amid_an_offload_stays_open(
+    engine: TransferEngine, torch_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(1000.0, device=torch_device)
+    plan = engine.plan({"x": x})
+    refused: list[ArenaInUse] = []
+    decided = threading.Event()
+
+    def close() -> None:
+        try:
+            plan.close()
+        except ArenaInUse as error:
+            refused.append(error)
+        decided.set()
+
+    closer = threading.Thread(target=close)
+    dispatch = engine.dispatch
+
+    def dispatch_amid(*arguments: object, **options: object) -> object:
+        ticket = dispatch(*arguments, **options)  # type: ignore[arg-type]
+        closer.start()
+        decided.wait(0.2)  # only a fault decides now; nothing is timed otherwise
+        return ticket
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "dispatch", dispatch_amid)
+        plan.offload()
+    closer.join()
+    assert len(refused) == 1
     plan.reload()
     assert torch.equal(x.cpu(), torch.arange(1000.0))
     plan.close()
