@@ -17,6 +17,7 @@ from pinferry.pool import PinnedArena, format_bytes, parse_size
 from pinferry.transfer.away import AwayTable
 from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.discarding import give_up, make_anew
+from pinferry.transfer.holding import keep_while
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.kernels import prepare_kernels
 from pinferry.transfer.mover import Mover
@@ -435,10 +436,7 @@ class TransferEngine(Mover):
 
     def _hold(self) -> None:
         """Live on while somebody's bytes are here, and no longer."""
-        if len(self._away) or len(self._arrivals):
-            _holding.add(self)
-        else:
-            _holding.discard(self)
+        keep_while(_holding, self, lambda: len(self._away) + len(self._arrivals) > 0)
 
     def close(self) -> None:
         """Refuse further work. Closing twice is harmless; the arena stays open.

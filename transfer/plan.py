@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed, InvalidArgument, StorageChanged
 from pinferry.transfer.cargo import Cargo, Piece, cut
+from pinferry.transfer.holding import keep_while
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.layout import Member, Place, laid_anew, lay_out
 from pinferry.transfer.options import Access, OffloadOptions, Release, ReloadOptions
@@ -276,10 +277,7 @@ class TransferPlan:
 
     def _hold(self) -> None:
         """Live on while somebody's bytes are here, and no longer."""
-        if self.offloaded:
-            _holding.add(self)
-        else:
-            _holding.discard(self)
+        keep_while(_holding, self, lambda: self.offloaded)
 
     def _require_open(self) -> None:
         if self._closed:

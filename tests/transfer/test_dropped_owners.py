@@ -83,6 +83,31 @@ def test_a_plan_whose_storages_all_died_gives_its_room_back(
     assert arena.stats().used_bytes == 0
 
 
+def test_an_engine_that_takes_one_storage_as_another_dies_is_kept(
+    arena: PinnedArena, torch_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransferEngine(arena)
+    dying, taken = (torch.ones(8, device=torch_device) for _ in range(2))
+
+    class Owners(set[TransferEngine]):
+        """Lets another thread in before it forgets an engine."""
+
+        def discard(self, engine: TransferEngine) -> None:
+            if engine.offloaded_bytes == 0:
+                taker = threading.Thread(target=engine.offload, args=({"taken": taken},))
+                taker.start()
+                taker.join()
+            super().discard(engine)
+
+    monkeypatch.setattr("pinferry.transfer.engine._holding", Owners())
+    engine.offload({"dying": dying}).synchronize()
+    del dying
+    assert TransferEngine.holding(arena) is engine
+    monkeypatch.undo()
+    engine.reload()
+    assert taken.sum() == 8
+
+
 def test_two_threads_may_use_one_plan(engine: TransferEngine, torch_device: str) -> None:
     x = torch.arange(1000.0, device=torch_device)
     plan = engine.plan({"x": x})
