@@ -221,6 +221,11 @@ class TransferEngine(Mover):
                     self.keep(ticket, released)
                 self._away.add(parked)
 
+    def require_movable(self, states: States) -> None:
+        """Raise what stands against moving `states`, as `discard` does, and move nothing."""
+        with self._lock:
+            self._leaving(named_storages(states))
+
     def reload(
         self,
         states: States | None = None,
