@@ -83,6 +83,8 @@ class StateKeeper:
             )
             kept = leaving.where(lambda entry: storage_key(entry.storage) not in found.scratch)
             given_up = leaving.where(lambda entry: storage_key(entry.storage) in found.scratch)
+            # First: a refusal must come before the others have left.
+            self.engine.require_movable(given_up.storages())
             before = read_memory(self.engine.device)
             try:
                 ticket = self.engine.offload(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,8 +40,8 @@ class Arrivals:
 
     def __init__(self, on_landing: Callable[[], None]) -> None:
         self._on_landing = weakref.WeakMethod(on_landing)
-        self._lock = threading.Lock()
-        self._pending: list[_Arrival] = []
+        # In order, and without a lock: a signal handler, or a finalizer, may call amid any step.
+        self._pending: dict[_Arrival, None] = {}
 
     def defer(
         self,
@@ -55,15 +54,12 @@ class Arrivals:
         cargo.group.announce_arrival()
         arrival = _Arrival(cargo.keys, fresh)
         arrival.ticket = Ticket(native, device, on_wait=lambda: self._land(arrival))
-        with self._lock:
-            self._pending.append(arrival)
+        self._pending[arrival] = None
         return arrival.ticket
 
     def settle(self, keys: Collection[int] | None = None) -> None:
         """Make the current stream wait for the arrivals that touch `keys`, or for all."""
-        with self._lock:
-            pending = list(self._pending)
-        for arrival in pending:
+        for arrival in list(self._pending):
             if arrival.ticket is not None and (keys is None or not arrival.keys.isdisjoint(keys)):
                 arrival.ticket.wait()
 
@@ -72,9 +68,9 @@ class Arrivals:
         return len(self._pending)
 
     def _land(self, arrival: _Arrival) -> None:
+        # May come twice: an interrupt at the end of this scope leaves the first wait unfinished.
         with Uninterrupted():
             arrival.fresh.install()
-            with self._lock:
-                self._pending.remove(arrival)
+            self._pending.pop(arrival, None)
             if (on_landing := self._on_landing()) is not None:
                 on_landing()

@@ -118,10 +118,10 @@ class Cargo:
         """Return where each storage lies in the arena; None unless each lies in one piece."""
         return self._loose.host_addresses
 
-    def storage_addresses(self, packed: bytes) -> list[int]:
-        """Return an address for each storage, for those of the storages or of their places."""
-        given = array("Q", packed).tolist()
-        if len(given) == len(self.members):
+    def storage_addresses(self, addresses: bytes, *, packed: bool) -> list[int]:
+        """Return an address for each storage, for those of places (`packed`) or of storages."""
+        given = array("Q", addresses).tolist()
+        if not packed:
             return given
         return [
             address + offset

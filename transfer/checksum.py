@@ -69,8 +69,10 @@ def memory_at(device: torch.device, address: int, nbytes: int) -> torch.Tensor:
     address
         Of the first byte.
     nbytes
-        How many; more than none.
+        How many. Of none, the address means nothing.
     """
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8, device=device)
     if device.type == "cpu":
         buffer = (ctypes.c_uint8 * nbytes).from_address(address)
         return torch.frombuffer(buffer, dtype=torch.uint8)

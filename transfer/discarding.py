@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pinferry import _native
-    from pinferry._torch import FreshMemory, StorageGroup
+    from pinferry._torch import FreshMemory, ReleasedMemory, StorageGroup
     from pinferry.transfer.parked import ParkedStorage
 
 __all__ = ["give_up", "make_anew"]
 
 
-def give_up(parked: Sequence[ParkedStorage]) -> None:
-    """Take the memory of storages away, all of them or, with `StorageChanged`, none."""
+def give_up(parked: Sequence[ParkedStorage]) -> ReleasedMemory:
+    """Take the memory of storages away, all of them or, with `StorageChanged`, none.
+
+    It may be dropped once no copy runs into it that no stream orders.
+    """
     rooms = [each.room() for each in parked]
     held = _group(parked).hold()
     if held is None:
@@ -29,7 +32,7 @@ def give_up(parked: Sequence[ParkedStorage]) -> None:
             "a storage was freed, resized or offloaded by another thread while it was being "
             "discarded; nothing was"
         )
-    held.release(rooms, None)
+    return held.release(rooms, None)
 
 
 def make_anew(device: _native.Device, parked: Sequence[ParkedStorage]) -> FreshMemory:

@@ -17,6 +17,7 @@ from pinferry.pool import PinnedArena, format_bytes, parse_size
 from pinferry.transfer.away import AwayTable
 from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.discarding import give_up, make_anew
+from pinferry.transfer.holding import keep_while
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.kernels import prepare_kernels
 from pinferry.transfer.mover import Mover
@@ -216,8 +217,15 @@ class TransferEngine(Mover):
                 for name, handle in handles.items()
             ]
             with Uninterrupted():
-                give_up(parked)
+                released = give_up(parked)
+                for ticket in self.reloads_of(each.handle.key for each in parked):
+                    self.keep(ticket, released)
                 self._away.add(parked)
+
+    def require_movable(self, states: States) -> None:
+        """Raise what stands against moving `states`, as `discard` does, and move nothing."""
+        with self._lock:
+            self._leaving(named_storages(states))
 
     def reload(
         self,
@@ -438,10 +446,7 @@ class TransferEngine(Mover):
 
     def _hold(self) -> None:
         """Live on while somebody's bytes are here, and no longer."""
-        if len(self._away) or len(self._arrivals):
-            _holding.add(self)
-        else:
-            _holding.discard(self)
+        keep_while(_holding, self, lambda: len(self._away) + len(self._arrivals) > 0)
 
     def close(self) -> None:
         """Refuse further work. Closing twice is harmless; the arena stays open.

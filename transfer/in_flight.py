@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,29 +11,25 @@ __all__ = ["IN_FLIGHT", "InFlight"]
 
 
 class InFlight:
-    """Objects held until the copies that touch them have ended, whoever drops the tickets."""
+    """Objects held until the copies that touch them have ended, whoever drops the tickets.
+
+    Without a lock: each step is one of a dictionary, which no other thread cuts. A signal handler,
+    or a finalizer, may move states amid any of them, and would wait for a lock of its own thread
+    for ever.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: list[tuple[_native.Ticket, object]] = []
+        self._held: dict[_native.Ticket, list[object]] = {}
 
     def hold(self, ticket: _native.Ticket, held: object) -> None:
         """Keep `held` until `ticket` is done."""
-        with self._lock:
-            self._held.append((ticket, held))
+        self._held.setdefault(ticket, []).append(held)
 
     def reap(self) -> None:
         """Let go of what is no longer touched. Never blocks."""
-        running: list[tuple[_native.Ticket, object]] = []
-        finished: list[object] = []
-        with self._lock:
-            for ticket, held in self._held:
-                if ticket.done():
-                    finished.append(held)
-                else:
-                    running.append((ticket, held))
-            self._held = running
-        # What `finished` holds is freed on return, outside the lock.
+        for ticket in list(self._held):
+            if ticket.done():
+                self._held.pop(ticket, None)
 
 
 #: Of the process: what a copy touches must outlive the engine that queued it.

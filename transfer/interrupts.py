@@ -12,8 +12,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Uninterrupted"]
 
-# Those whose Python handlers may raise in the middle of anything: Ctrl-C and timers.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+# Those whose Python handlers may raise, or move states, in the middle of anything: Ctrl-C, timers,
+# and what a scheduler sends before it ends a job.
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+)
 
 
 class Uninterrupted:

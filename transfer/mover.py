@@ -19,7 +19,7 @@ from pinferry.transfer.trace import traced
 from pinferry.transfer.verifier import Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pinferry._torch import ResidentStorages
     from pinferry.pool import PinnedArena
@@ -107,7 +107,7 @@ class Mover(NotCopied):
             self.keep(native, fresh)
         if self._verifier is not None:
             native.wait(current_stream(self.device))
-            self._verifier.check(cargo, fresh.addresses)
+            self._verifier.check(cargo, fresh)
         if options.defer:
             ticket = self._arrivals.defer(native, self.device, fresh, cargo)
             self._hold()
@@ -133,7 +133,7 @@ class Mover(NotCopied):
         if options.access is Access.READABLE:
             self._require_reachable_host()
         streams = stream_handles(self.device, options.streams)
-        after = [ticket for ticket, keys in self._unordered if not keys.isdisjoint(cargo.keys)]
+        after = self.reloads_of(cargo.keys)
         if self._verifier is not None:
             here = current_stream(self.device)
             for stream in streams:
@@ -141,7 +141,7 @@ class Mover(NotCopied):
                     _native.mark(self.device, stream).synchronize(None)
             for ticket in after:
                 ticket.wait(here)
-            self._verifier.note(cargo, held.addresses, skip)
+            self._verifier.note(cargo, held, skip)
             streams.append(here)
         native, released = send(
             self.device,
@@ -162,6 +162,11 @@ class Mover(NotCopied):
                 "access='readable' needs pinned memory, which a GPU can reach, and this arena's is "
                 "not; use access='raise', or an arena of another backend. Nothing was moved"
             )
+
+    def reloads_of(self, keys: Iterable[int]) -> list[_native.Ticket]:
+        """Return the reloads that may still write to one of these storages."""
+        wanted = frozenset(keys)
+        return [ticket for ticket, keys in self._unordered if not keys.isdisjoint(wanted)]
 
     def keep(self, native: _native.Ticket, held: object) -> None:
         """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""

@@ -86,11 +86,11 @@ def bring(
     stream_id = None
     if here not in waiting:
         stream_id = copy_stream_id(device, to_host=False, urgent=urgent)
-    fresh, packed = _allocate(device, cargo, stream_id)
+    fresh = _allocate(device, cargo, stream_id)
     ticket = _native.submit_list(
         device=device,
         direction=Direction.TO_DEVICE,
-        copies=cargo.copies(packed=packed),
+        copies=cargo.copies(packed=fresh.packed),
         addresses=fresh.addresses,
         streams=[here],
         urgent=urgent,
@@ -104,13 +104,11 @@ def bring(
     return ticket, fresh
 
 
-def _allocate(
-    device: _native.Device, cargo: Cargo, stream_id: int | None
-) -> tuple[FreshMemory, bool]:
-    """Return memory for the storages, and whether those that share a slab have one."""
+def _allocate(device: _native.Device, cargo: Cargo, stream_id: int | None) -> FreshMemory:
+    """Return memory for the storages: slabs for those that share one, where there is room."""
     with torch.cuda.device(device.index) if device.kind == "cuda" else contextlib.nullcontext():
         if cargo.has_slabs:
             # A slab is one piece of memory; where there is none so large, many may be found.
             with contextlib.suppress(DeviceOutOfMemory):
-                return cargo.group.allocate(stream_id, slabs=True), True
-        return cargo.group.allocate(stream_id, slabs=False), not cargo.has_slabs
+                return cargo.group.allocate(stream_id, slabs=True)
+        return cargo.group.allocate(stream_id, slabs=False)

@@ -11,6 +11,7 @@ from pinferry import _native
 from pinferry.errors import ArenaInUse, EngineClosed, InvalidArgument, StorageChanged
 from pinferry.pool import format_bytes
 from pinferry.transfer.cargo import Cargo, Piece, cut
+from pinferry.transfer.holding import keep_while
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.layout import Member, Place, laid_anew, lay_out
 from pinferry.transfer.not_copied import NotCopied
@@ -207,9 +208,9 @@ class TransferPlan(NotCopied):
                     blocks=len(self.names()),
                     used=self.nbytes,
                 )
+            self._closed = True  # first: an interrupt must leave no plan that moves nothing
             self._away = []
             self._settle_on([])
-            self._closed = True
 
     def _living_token(self) -> HostCopy | None:
         return None if self._token is None else self._token()
@@ -278,10 +279,7 @@ class TransferPlan(NotCopied):
 
     def _hold(self) -> None:
         """Live on while somebody's bytes are here, and no longer."""
-        if self.offloaded:
-            _holding.add(self)
-        else:
-            _holding.discard(self)
+        keep_while(_holding, self, lambda: self.offloaded)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pinferry.transfer.cargo import Cargo
 from pinferry.transfer.interrupts import Uninterrupted
 from pinferry.transfer.options import Access, OffloadOptions, Release, ReloadOptions
 from pinferry.transfer.streams import current_stream_id
@@ -86,21 +87,31 @@ def _undo(
     arrived: list[Piece],
 ) -> None:
     """Put back what moved. The host still has the bytes of what came in, so that only goes."""
+    out.note_away(_places(departed))  # whatever else fails here: they can be reloaded
     if arrived:
         token = into.new_token(into.access)
         readable = into.access is Access.READABLE
-        for piece in arrived:
+        for cargo in filter(None, map(_alive, arrived)):
             # The current stream has waited for the copies in.
-            piece.cargo.require_held().release(
+            cargo.require_held().release(
                 [token],
                 current_stream_id(engine.device),
-                piece.cargo.host_addresses(engine.device) if readable else None,
+                cargo.host_addresses(engine.device) if readable else None,
             )
     while departed:
-        out.note_away(_places(departed))  # should there be no room any more: they can be reloaded
-        engine.fetch(departed[-1].cargo, ReloadOptions())
+        cargo = _alive(departed[-1])
+        if cargo is not None:
+            engine.fetch(cargo, ReloadOptions())
         departed.pop()
-    out.note_away([])
+        out.note_away(_places(departed))
+
+
+def _alive(piece: Piece) -> Cargo | None:
+    """Return the cargo of a piece without what has died meanwhile; None if nothing is left."""
+    if piece.cargo.group.alive == len(piece.cargo.members):
+        return piece.cargo
+    places = [alive for place in piece.places if (alive := place.alive()) is not None]
+    return Cargo(places) if places else None
 
 
 def _places(pieces: list[Piece]) -> list[Place]:

@@ -59,7 +59,7 @@ class Ticket(NotCopied):
     device
         The device whose current stream `wait` stands for.
     on_wait
-        Called once, when a stream or the host first waits for the copies.
+        Called when a stream or the host first waits for the copies, and again only if that raised.
     on_done
         Called when this ticket is seen to be done.
     """
@@ -74,7 +74,7 @@ class Ticket(NotCopied):
     ) -> None:
         self._native = native
         self._device = device
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler amid a wait may wait itself
         self._on_wait = on_wait
         self._on_done = on_done
 
@@ -190,8 +190,9 @@ class Ticket(NotCopied):
     def _arrive(self) -> None:
         # The lock is held: who waits second must not return before the first one's call has.
         with self._lock:
-            if self._on_wait is not None:
-                self._on_wait()
+            on_wait = self._on_wait
+            if on_wait is not None:
+                on_wait()
                 self._on_wait = None
 
     def __repr__(self) -> str:

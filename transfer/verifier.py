@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from pinferry import _native
+    from pinferry._torch import FreshMemory, ResidentStorages
     from pinferry.transfer.cargo import Cargo
     from pinferry.transfer.layout import Member
 
@@ -42,7 +43,7 @@ class Verifier:
         # By the key of the storage and its room in the arena.
         self._left: dict[tuple[int, int], _Left] = {}
 
-    def note(self, cargo: Cargo, addresses: bytes, skip: Sequence[int]) -> None:
+    def note(self, cargo: Cargo, held: ResidentStorages, skip: Sequence[int]) -> None:
         """Remember what leaves, and compare what needs no copy because it is immutable.
 
         Queued on the current stream; the host waits where there is something to compare.
@@ -52,7 +53,7 @@ class Verifier:
         ChecksumMismatch
             If an immutable storage has changed since it was copied.
         """
-        sums = self._sums(cargo, addresses)
+        sums = self._sums(cargo, held)
         kept = cargo.members_of(skip)
         for index, error in self._differences(cargo, sums, kept) if kept else ():
             raise ChecksumMismatch(
@@ -67,8 +68,8 @@ class Verifier:
             if index not in kept or _key(cargo, index) not in self._left:
                 self._left[_key(cargo, index)] = _Left(member, sums, index)
 
-    def check(self, cargo: Cargo, addresses: bytes) -> None:
-        """Compare what came, at `addresses`, with what left. The host waits for the current stream.
+    def check(self, cargo: Cargo, fresh: FreshMemory) -> None:
+        """Compare what came with what left. The host waits for the current stream.
 
         What left before there was a verifier is not compared.
 
@@ -77,7 +78,7 @@ class Verifier:
         ChecksumMismatch
             For the first storage that differs.
         """
-        sums = self._sums(cargo, addresses)
+        sums = self._sums(cargo, fresh)
         for index, error in self._differences(cargo, sums, range(len(cargo.members))):
             name = cargo.members[index].name
             raise ChecksumMismatch(
@@ -90,8 +91,9 @@ class Verifier:
             if not immutable:  # whose copy is no longer what it is compared with
                 self._left.pop(_key(cargo, index), None)
 
-    def _sums(self, cargo: Cargo, addresses: bytes) -> torch.Tensor:
-        places = zip(cargo.storage_addresses(addresses), cargo.members, strict=True)
+    def _sums(self, cargo: Cargo, memory: ResidentStorages | FreshMemory) -> torch.Tensor:
+        addresses = cargo.storage_addresses(memory.addresses, packed=memory.packed)
+        places = zip(addresses, cargo.members, strict=True)
         try:
             return checksums(
                 [memory_at(self._device, address, member.nbytes) for address, member in places]
@@ -120,7 +122,7 @@ class Verifier:
         addresses = cargo.host_addresses_or_none()
         if addresses is None:
             return "its host copy lies in several pieces and was not looked at"
-        address = cargo.storage_addresses(addresses)[index]
+        address = cargo.storage_addresses(addresses, packed=False)[index]
         [host] = checksums([memory_at(torch.device("cpu"), address, member.nbytes)]).tolist()
         left = self._left[_key(cargo, index)]
         if host == int(left.sums[left.index]):

@@ -143,6 +143,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                py::module_local());
     py::class_<FreshMemory>(module, "FreshMemory", "Memory made for storages, and not yet theirs.",
                             py::module_local())
+        .def_property_readonly("packed", &FreshMemory::packed,
+                               "Whether each slab of the group is one range.")
         .def_property_readonly("addresses", &packed_addresses<FreshMemory>,
                                "Device addresses, as the bytes of an array.")
         .def("install", &FreshMemory::install, Unlocked(),

@@ -4,6 +4,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "../native/error.hpp"
 #include "storage_access.hpp"
 
@@ -41,6 +43,11 @@ void require_same_length(std::size_t storages, std::size_t others) {
     if (storages == others) return;
     throw Error("InvalidArgument", std::to_string(storages) + " storages, but " +
                                        std::to_string(others) + " values to go with them");
+}
+
+bool FreshMemory::packed() const noexcept {
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [](const FreshPart& part) { return static_cast<bool>(part.slab); });
 }
 
 std::vector<std::uintptr_t> FreshMemory::addresses() const {

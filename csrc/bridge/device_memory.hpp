@@ -38,6 +38,8 @@ class FreshMemory {
     FreshMemory(std::vector<StoragePtr> storages, std::vector<FreshPart> parts)
         : storages_(std::move(storages)), parts_(std::move(parts)) {}
 
+    // Whether each slab of the group is one part.
+    bool packed() const noexcept;
     // Where each part begins.
     std::vector<std::uintptr_t> addresses() const;
 

@@ -48,19 +48,16 @@ void CopyList::add_storage(const Blocks& blocks, std::size_t offset, std::size_t
 }
 
 std::optional<std::vector<Address>> CopyList::host_addresses() const {
-    std::vector<Address> addresses;
-    addresses.reserve(storages_);
+    std::vector<Address> addresses(storages_, 0);
     const Part* last = nullptr;
     for (const Part& part : parts_) {
         if (!last || part.storage != last->storage) {
-            if (part.storage != addresses.size()) return std::nullopt;
-            addresses.push_back(reinterpret_cast<Address>(part.host));
+            addresses[part.storage] = reinterpret_cast<Address>(part.host);
         } else if (part.chunk != last->chunk || part.host != last->host + last->bytes) {
             return std::nullopt;
         }
         last = &part;
     }
-    if (addresses.size() != storages_) return std::nullopt;
     return addresses;
 }
 

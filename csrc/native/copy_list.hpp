@@ -26,7 +26,8 @@ class CopyList {
     std::size_t storages() const noexcept { return storages_; }
     std::size_t bytes() const noexcept { return bytes_; }
 
-    // Where each storage begins, if each lies in one piece that no chunk cuts; else nothing.
+    // Where each storage begins, if each lies in one piece that no chunk cuts; else nothing. One
+    // without bytes begins at 0.
     std::optional<std::vector<Address>> host_addresses() const;
 
     // The copies that connect each storage with its device address, but for those of the placements

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pinferry import PinnedArena, StateOffloader, TransferEngine, _native
-from pinferry.errors import InvalidArgument
+from pinferry.errors import ArenaInUse, InvalidArgument
 
 
 def run(program: str) -> None:
@@ -40,6 +40,25 @@ stream.synchronize()
 """)
 
 
+def test_what_is_discarded_amid_its_reload_outlives_the_copy() -> None:
+    run("""
+import torch
+from pinferry import PinnedArena, TransferEngine
+arena = PinnedArena("1MiB", device="cpu")
+producer, consumer = arena.device.create_stream(), arena.device.create_stream()
+engine = TransferEngine(arena)
+x = torch.full((8192,), 5, dtype=torch.uint8)
+producer.hold()
+engine.offload(x, streams=[producer])
+ticket = engine.reload(streams=[consumer])
+engine.discard(x)
+others = [torch.full((8192,), 7, dtype=torch.uint8) for _ in range(8)]
+producer.release()
+ticket.synchronize()
+assert all((other == 7).all() for other in others)
+""")
+
+
 def test_a_deferred_reload_of_a_dropped_plan_arrives(arena: PinnedArena, torch_device: str) -> None:
     x = torch.arange(1000.0, device=torch_device)
     engine = TransferEngine(arena)
@@ -64,6 +83,31 @@ def test_a_plan_whose_storages_all_died_gives_its_room_back(
     assert arena.stats().used_bytes == 0
 
 
+def test_an_engine_that_takes_one_storage_as_another_dies_is_kept(
+    arena: PinnedArena, torch_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransferEngine(arena)
+    dying, taken = (torch.ones(8, device=torch_device) for _ in range(2))
+
+    class Owners(set[TransferEngine]):
+        """Lets another thread in before it forgets an engine."""
+
+        def discard(self, engine: TransferEngine) -> None:
+            if engine.offloaded_bytes == 0:
+                taker = threading.Thread(target=engine.offload, args=({"taken": taken},))
+                taker.start()
+                taker.join()
+            super().discard(engine)
+
+    monkeypatch.setattr("pinferry.transfer.engine._holding", Owners())
+    engine.offload({"dying": dying}).synchronize()
+    del dying
+    assert TransferEngine.holding(arena) is engine
+    monkeypatch.undo()
+    engine.reload()
+    assert taken.sum() == 8
+
+
 def test_two_threads_may_use_one_plan(engine: TransferEngine, torch_device: str) -> None:
     x = torch.arange(1000.0, device=torch_device)
     plan = engine.plan({"x": x})
@@ -82,6 +126,40 @@ def test_two_threads_may_use_one_plan(engine: TransferEngine, torch_device: str)
     for thread in threads:
         thread.join()
     assert failures == []
+    plan.reload()
+    assert torch.equal(x.cpu(), torch.arange(1000.0))
+    plan.close()
+
+
+def test_a_plan_that_is_closed_by_another_thread_amid_an_offload_stays_open(
+    engine: TransferEngine, torch_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(1000.0, device=torch_device)
+    plan = engine.plan({"x": x})
+    refused: list[ArenaInUse] = []
+    decided = threading.Event()
+
+    def close() -> None:
+        try:
+            plan.close()
+        except ArenaInUse as error:
+            refused.append(error)
+        decided.set()
+
+    closer = threading.Thread(target=close)
+    dispatch = engine.dispatch
+
+    def dispatch_amid(*arguments: object, **options: object) -> object:
+        ticket = dispatch(*arguments, **options)  # type: ignore[arg-type]
+        closer.start()
+        decided.wait(0.2)  # only a fault decides now; nothing is timed otherwise
+        return ticket
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "dispatch", dispatch_amid)
+        plan.offload()
+    closer.join()
+    assert len(refused) == 1
     plan.reload()
     assert torch.equal(x.cpu(), torch.arange(1000.0))
     plan.close()

@@ -102,6 +102,25 @@ def test_a_plan_follows_a_storage_that_was_resized(
     assert arena.stats().used_bytes == 0
 
 
+@pytest.mark.parametrize("compact", [False, True], ids=["apart", "slab"])
+@pytest.mark.parametrize("verify", [None, "checksum"])
+@pytest.mark.parametrize("access", ["raise", "readable"])
+def test_a_plan_follows_a_storage_that_has_no_bytes_for_a_while(
+    engine: TransferEngine, torch_device: str, compact: bool, verify: str | None, access: str
+) -> None:
+    x, y = torch.ones(1000, device=torch_device), torch.ones(10, device=torch_device)
+    engine.verify = verify
+    with engine.plan({"x": x, "y": y}, compact=compact) as plan:
+        for numel in (0, 1000, 0):
+            x.untyped_storage().resize_(numel * 4)
+            if numel:
+                x.fill_(numel)
+            assert plan.offload(access=access).nbytes >= numel * 4 + 40
+            plan.reload()
+            assert y.sum() == 10
+            assert numel == 0 or x.sum() == numel * 1000
+
+
 @pytest.mark.parametrize("when", ["here", "away"])
 def test_a_plan_leaves_out_what_is_gone(
     arena: PinnedArena, engine: TransferEngine, torch_device: str, when: str

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pinferry.transfer import TransferPlan
+    from pinferry.transfer.cargo import Cargo
+    from pinferry.transfer.options import ReloadOptions
 
 KIB = 1024
 PIECE = 64 * KIB
@@ -132,6 +134,38 @@ def test_a_swap_that_fails_puts_everything_back(
     assert bits(train) == before
     with pytest.raises(RuntimeError, match="play0 is offloaded"):
         play["play0"].sum()
+    second.reload()
+    assert bits(play) == expected
+
+
+def test_what_dies_amid_a_swap_that_fails_keeps_nothing_from_going_back(
+    engine: TransferEngine,
+    sets: tuple[States, States],
+    plans: tuple[TransferPlan, TransferPlan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (train, play), (first, second) = sets, plans
+    arrived: list[frozenset[int]] = []
+    fetch = engine.fetch
+
+    def failing(cargo: Cargo, options: ReloadOptions) -> object:
+        if not train.keys().isdisjoint(cargo.names) or len(arrived) < 2:
+            arrived.append(cargo.keys)
+            return fetch(cargo, options)
+        del train["train0"], play["play0"]  # the first of those that are out and in
+        gc.collect()
+        raise DeviceOutOfMemory("no room", requested=1)
+
+    before = {name: each for name, each in bits(train).items() if name != "train0"}
+    second.reload()
+    expected = {name: each for name, each in bits(play).items() if name != "play0"}
+    second.offload()
+    monkeypatch.setattr(engine, "fetch", failing)
+    with pytest.raises(DeviceOutOfMemory):
+        engine.swap(out=first, into=second, slack="70KiB")
+    monkeypatch.undo()
+    assert (first.offloaded, second.offloaded) == (False, True)
+    assert bits(train) == before
     second.reload()
     assert bits(play) == expected
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -157,7 +158,7 @@ def test_a_copy_back_that_goes_wrong_is_told_apart(
     def wrong(device: object, cargo: object, **options: object) -> object:
         ticket, fresh = bring(device, cargo, **options)  # type: ignore[arg-type]
         ticket.synchronize(None)
-        addresses = cargo.storage_addresses(fresh.addresses)  # type: ignore[attr-defined]
+        addresses = cargo.storage_addresses(fresh.addresses, packed=fresh.packed)  # type: ignore[attr-defined]
         names = cargo.names  # type: ignore[attr-defined]
         memory_at(states[name].device, addresses[names.index(name)], 1).bitwise_not_()
         return ticket, fresh
@@ -203,3 +204,18 @@ def test_what_was_written_while_readable_is_a_change_too(
     assert_refused(engine.reload, "s3")
     states["s3"][7] -= 1
     engine.reload()
+
+
+@both_layouts
+def test_what_is_left_of_a_slab_is_compared_where_it_lies(
+    engine: TransferEngine, torch_device: str, compact: bool
+) -> None:
+    gone, left = (random_bits(torch.uint8, 700, torch_device, seed=i) for i in range(2))
+    before = storage_bits(left)
+    with engine.plan({"gone": gone, "left": left}, compact=compact) as plan:
+        del gone
+        gc.collect()
+        for _ in range(2):
+            plan.offload()
+            plan.reload()
+            assert storage_bits(left) == before
