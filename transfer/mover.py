@@ -46,8 +46,9 @@ class Mover(NotCopied):
         self._verifier = None if verify is None else Verifier(arena.device)
         self._lock = threading.RLock()
         self._arrivals = Arrivals(self._hold)
-        # Reloads that not every later offload is ordered behind, and the storages that they bring.
-        self._unordered: list[tuple[_native.Ticket, frozenset[int]]] = []
+        # Reloads that may still run, and the storages that they bring. A later offload need not be
+        # behind a stream that waits for one.
+        self._reloads: list[tuple[_native.Ticket, frozenset[int]]] = []
         self.tracer: Trace | None = None  # what records the moves, while something does
 
     @property
@@ -102,8 +103,8 @@ class Mover(NotCopied):
                 "defer=False, or set engine.verify = None"
             )
         native, fresh = bring(self.device, cargo, consumers=consumers, urgent=options.urgent)
+        self._reloads.append((native, cargo.keys))
         if consumers is not None:
-            self._unordered.append((native, cargo.keys))
             self.keep(native, fresh)
         if self._verifier is not None:
             native.wait(current_stream(self.device))
@@ -166,7 +167,7 @@ class Mover(NotCopied):
     def reloads_of(self, keys: Iterable[int]) -> list[_native.Ticket]:
         """Return the reloads that may still write to one of these storages."""
         wanted = frozenset(keys)
-        return [ticket for ticket, keys in self._unordered if not keys.isdisjoint(wanted)]
+        return [ticket for ticket, keys in self._reloads if not keys.isdisjoint(wanted)]
 
     def keep(self, native: _native.Ticket, held: object) -> None:
         """Hold memory for as long as a copy may run in it: what no stream orders, on the CPU."""
@@ -177,7 +178,7 @@ class Mover(NotCopied):
         """Free what copies that have ended needed."""
         with self._lock:
             IN_FLIGHT.reap()
-            self._unordered = [each for each in self._unordered if not each[0].done()]
+            self._reloads = [each for each in self._reloads if not each[0].done()]
 
     def settle(self) -> None:
         """Make the current stream wait for every deferred reload."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ import torch
 from pinferry import PinnedArena, TransferEngine, _native
 from pinferry.errors import TransferTimeout
 from tests.transfer.storage_bits import random_bits, storage_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NBYTES = 64 * 1024
 
@@ -61,6 +66,42 @@ def test_memory_taken_from_a_storage_is_not_reused_before_the_copy_has_read_it(
     engine.reload()
     assert torch.equal(x, sevens(torch_device))
     assert not any(other.any() for other in others)
+
+
+@contextlib.contextmanager
+def current(stream: _native.Stream, device: str) -> Iterator[None]:
+    """Queue moves behind a stream as if it were the caller's current one; on a GPU it is."""
+    with contextlib.ExitStack() as stack:
+        if device == "cpu":
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for module in ("moves", "discarding"):
+                patch.setattr(f"pinferry.transfer.{module}.current_stream", lambda _: stream.handle)
+        else:
+            theirs = torch.cuda.ExternalStream(stream.handle)  # type: ignore[no-untyped-call]
+            stack.enter_context(torch.cuda.stream(theirs))
+        yield
+
+
+def test_an_offload_behind_another_stream_takes_what_a_reload_before_it_brings(
+    arena: PinnedArena,
+    engine: TransferEngine,
+    stream: _native.Stream,
+    torch_device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, aside = sevens(torch_device), arena.device.create_stream()
+    engine.offload(x).synchronize()
+    kept: list[object] = []  # on the CPU a fault would free the memory under the late copy
+    monkeypatch.setattr(engine, "keep", lambda _, held: kept.append(held))
+    with current(stream, torch_device):
+        stream.hold()
+        engine.reload()
+        aside.fill(x.data_ptr(), 0, NBYTES)  # what is there before the copy
+        aside.synchronize()
+        engine.offload(x, streams=[aside])  # such as the one of another thread
+    stream.release()
+    engine.reload()
+    assert torch.equal(x, sevens(torch_device))
 
 
 PROLOGUE = f"""
