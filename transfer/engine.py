@@ -297,10 +297,13 @@ class TransferEngine(Mover):
             kept = [each for each in parked if each.kept]
             discarded = [each for each in parked if not each.kept]
             with Uninterrupted():
-                fresh = make_anew(self.device, discarded) if discarded else None
-                ticket = Ticket(_native.Ticket(), self.device)
-                if kept:
-                    ticket = self.fetch(Cargo.of(kept), options)
+                ordered, fresh = _native.Ticket(), None
+                if discarded:
+                    ordered, fresh = make_anew(self.device, discarded, options)
+                # The copies, too, come behind what the current stream did so far.
+                ticket = (
+                    self.fetch(Cargo.of(kept), options) if kept else Ticket(ordered, self.device)
+                )
                 if fresh is not None:
                     fresh.install()
                 self._away.remove(parked)

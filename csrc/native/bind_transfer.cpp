@@ -93,6 +93,7 @@ void bind_transfer(py::module_& module) {
 
     py::class_<Ticket>(module, "Ticket", "One submitted batch of copies.")
         .def(py::init<>())
+        .def(py::init<const Mark&>(), py::arg("mark"))
         .def("done", &Ticket::done)
         .def("wait", &Ticket::wait, py::arg("stream"), Unlocked())
         .def(

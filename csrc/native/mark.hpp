@@ -23,7 +23,7 @@ class Mark {
     }
 
     const std::shared_ptr<Device>& device() const noexcept { return device_; }
-    const Event& event() const noexcept { return *event_; }
+    const std::shared_ptr<Event>& event() const noexcept { return event_; }
 
   private:
     std::shared_ptr<Device> device_;

@@ -77,8 +77,8 @@ std::optional<std::pair<double, double>> Ticket::span_ms(const Mark& base) const
                     "a mark of another device says nothing about this ticket; make one on the "
                     "device that copied");
     }
-    if (!base.event().complete() || !end_->complete()) return std::nullopt;
-    const double start = device_->elapsed_ms(base.event(), *start_);
+    if (!base.event()->complete() || !end_->complete()) return std::nullopt;
+    const double start = device_->elapsed_ms(*base.event(), *start_);
     // The length by itself: a difference of two large times would lose most of its digits.
     return std::pair(start, start + device_->elapsed_ms(*start_, *end_));
 }

@@ -37,6 +37,9 @@ class Ticket {
           end_(std::move(end)),
           bytes_(bytes) {}
 
+    // Of no copies: done at the moment of `mark`.
+    explicit Ticket(const Mark& mark) : Ticket(mark.device(), mark.event(), mark.event(), 0) {}
+
     bool done() const noexcept { return !end_ || end_->complete(); }
     // Makes what is queued on `stream` from now on wait for the copies.
     void wait(StreamHandle stream) const;

@@ -15,6 +15,7 @@ import torch
 from pinferry import PinnedArena, TransferEngine, _native
 from pinferry.errors import TransferTimeout
 from tests.transfer.storage_bits import random_bits, storage_bits
+from tests.workbench import LATE, SOON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +103,26 @@ def test_an_offload_behind_another_stream_takes_what_a_reload_before_it_brings(
     stream.release()
     engine.reload()
     assert torch.equal(x, sevens(torch_device))
+
+
+@pytest.mark.parametrize("how", ["streams", "wait"])
+def test_a_consumer_of_discarded_memory_comes_behind_who_had_it_before(
+    arena: PinnedArena, engine: TransferEngine, stream: _native.Stream, torch_device: str, how: str
+) -> None:
+    consumer = arena.device.create_stream()
+    scratch = sevens(torch_device)
+    engine.discard(scratch)
+    with current(stream, torch_device):
+        stream.hold()
+        if how == "streams":
+            ticket = engine.reload(streams=[consumer])
+        else:
+            ticket = engine.reload(defer=True)
+            ticket.wait(consumer)
+    assert not _native.mark(arena.device, consumer.handle).synchronize(SOON)
+    stream.release()
+    ticket.synchronize(LATE)
+    consumer.synchronize()
 
 
 PROLOGUE = f"""
