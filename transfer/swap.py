@@ -99,9 +99,9 @@ def _undo(
                 cargo.host_addresses(engine.device) if readable else None,
             )
     while departed:
-        cargo = _alive(departed[-1])
-        if cargo is not None:
-            engine.fetch(cargo, ReloadOptions())
+        left = _alive(departed[-1])
+        if left is not None:
+            engine.fetch(left, ReloadOptions())
         departed.pop()
         out.note_away(_places(departed))
 
