@@ -77,7 +77,7 @@ def test_memory_taken_since_the_offload_is_a_shortfall_with_numbers(
     assert caught.value.expected == taken.nbytes
     by_count = caught.value.rss if device == "cpu" else caught.value.allocator
     assert isinstance(by_count, int)
-    assert by_count < 2**22
+    assert by_count < taken.nbytes // 2
     del taken
     offloader.reclaim().verify()
     offloader.reload()
