@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pinferry.transfer.engine import TransferEngine
+from pinferry.transfer.joined_ticket import JoinedTicket
 from pinferry.transfer.kernels import calibrate
 from pinferry.transfer.options import Access, Release, Verify
 from pinferry.transfer.plan import TransferPlan
@@ -13,6 +14,7 @@ from pinferry.transfer.trace import Trace
 
 __all__ = [
     "Access",
+    "JoinedTicket",
     "Release",
     "SwapTicket",
     "Ticket",
