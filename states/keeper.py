@@ -53,6 +53,7 @@ class StateKeeper:
         # Of what is away, by storage_key; an address may come to name another storage.
         self._categories: dict[int, tuple[ParkedStorage, Category]] = {}
         self._last: tuple[dict[Category, int], MemoryReading, Ticket] | None = None
+        self.moves = 0  # offloads that gave device memory back
 
     def offload(
         self,
@@ -96,6 +97,7 @@ class StateKeeper:
             self._remember(leaving)
             if any(entry.nbytes for entry in leaving):
                 self._last = (leaving.by_category(), before, ticket)
+                self.moves += 1
             return ticket
 
     def reload(self, categories: Collection[Category], leave: Collection[int] = ()) -> Ticket:

@@ -1,0 +1,93 @@
+"""What needs which state: refused, or preceded by a reload, while that is away."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from pinferry.deepspeed.wrappers import basic_optimizer
+from pinferry.states.categories import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from deepspeed import DeepSpeedEngine
+    from torch.utils.hooks import RemovableHandle
+
+    from pinferry.deepspeed.patching import Patches
+
+    #: Is handed what an operation needs, and its name.
+    Require = Callable[[Collection[Category], str], None]
+
+__all__ = ["install_guards"]
+
+_FORWARD = frozenset({Category.LP_PARAMS, Category.FROZEN_PARAMS, Category.BUFFERS})
+_BACKWARD = _FORWARD | {Category.LP_GRADS, Category.CONTIGUOUS_GRAD_BUFFER}
+_OPTIMIZER = frozenset({Category.HP_PARAMS, Category.OPTIM_STATES})
+_UPDATE = _OPTIMIZER | {Category.LP_PARAMS, Category.LP_GRADS}
+_CHECKPOINT = _FORWARD | _OPTIMIZER
+
+_METHODS = {
+    "save_checkpoint": _CHECKPOINT,
+    "load_checkpoint": _CHECKPOINT,
+    "save_16bit_model": _FORWARD,
+    "save_fp16_model": _FORWARD,
+}
+
+
+def install_guards(
+    engine: DeepSpeedEngine, patches: Patches, require: Require
+) -> list[RemovableHandle]:
+    """Have `require` called before each operation of `engine` that needs state.
+
+    Returns
+    -------
+    list
+        Hooks, to be removed. What else is replaced goes to `patches`.
+    """
+    guards = _Guards(engine, require)
+    checks = {
+        "backward": guards.before_backward,
+        "_backward_prologue": guards.before_backward,  # of loss.backward(), where that is allowed
+        "step": guards.before_step,
+        **{name: partial(require, needed, name) for name, needed in _METHODS.items()},
+    }
+    for name, check in checks.items():
+        if hasattr(engine, name):
+            patches.before(engine, name, check)
+    if basic_optimizer(engine.optimizer) is not None:
+        patches.before(engine.optimizer, "step", guards.before_update)
+    return [
+        module.register_forward_pre_hook(guards.before_forward, prepend=True)
+        for module in (engine, engine.module)
+    ]
+
+
+class _Guards:
+    """What an engine needs for what, in its present state."""
+
+    def __init__(self, engine: DeepSpeedEngine, require: Require) -> None:
+        self._engine = engine
+        self._require = require
+
+    def before_forward(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():  # what is compiled is called from what is not
+            self._require(_FORWARD, "forward")
+
+    def before_backward(self) -> None:
+        optimizer = basic_optimizer(self._engine.optimizer)
+        groups = [] if optimizer is None else optimizer.param_groups
+        # Muon updates its momentum where gradients are reduced.
+        muon = any(group.get("use_muon") for group in groups)
+        self._require(_BACKWARD | _OPTIMIZER if muon else _BACKWARD, "backward")
+
+    def before_step(self) -> None:
+        if self._engine.is_gradient_accumulation_boundary():
+            self.before_update()
+
+    def before_update(self) -> None:
+        # Stage 3 gathers small parameters again after an update, frozen ones too.
+        sharded = self._engine.zero_optimization_partition_weights()
+        self._require(_UPDATE | {Category.FROZEN_PARAMS} if sharded else _UPDATE, "step")
