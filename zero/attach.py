@@ -90,9 +90,10 @@ def attach(
     try:
         setattr(engine, _ATTACHED, offloader)
         HELPERS.add(offloader)
-        for holder in filter(None, (engine, engine.optimizer)):
-            patches.method(holder, "offload_states", offloader.offload_states)
-            patches.method(holder, "reload_states", offloader.reload_states)
+        for holder in (engine, engine.optimizer):
+            if holder is not None:
+                patches.method(holder, "offload_states", offloader.offload_states)
+                patches.method(holder, "reload_states", offloader.reload_states)
         tell_devices(engine.optimizer, patches)
         hooks += install_guards(engine, patches, offloader.need)
     except BaseException:

@@ -48,7 +48,7 @@ def install_guards(
         Hooks, to be removed. What else is replaced goes to `patches`.
     """
     guards = _Guards(engine, require)
-    checks = {
+    checks: dict[str, Callable[[], None]] = {
         "backward": guards.before_backward,
         "_backward_prologue": guards.before_backward,  # of loss.backward(), where that is allowed
         "step": guards.before_step,
