@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+import pytest
 import torch
 
 from tests.zero.model import Toy
@@ -18,33 +19,38 @@ if TYPE_CHECKING:
 
 BUILD = Path(__file__).parents[2] / "build" / "deepspeed"
 
-#: By name: the configuration of DeepSpeed, and whether the model is in bf16.
-KINDS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
+_BF16: dict[str, Any] = {"bf16": {"enabled": True}}
+_FP16: dict[str, Any] = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+_STAGE: dict[int, dict[str, Any]] = {
+    stage: {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)
+}
+
+#: By name: the configuration of DeepSpeed, and the type of the model. One for each of its wrappers.
+WRAPPERS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
     "plain": ({}, torch.float32),
-    "unfused": ({"bf16": {"enabled": True}}, torch.bfloat16),
+    "unfused": (_BF16, torch.bfloat16),
+    "fused": (_BF16, torch.bfloat16),
     "bf16_optimizer": (
-        {
-            "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "zero_optimization": {"stage": 1},
-        },
+        {**_BF16, **_STAGE[1], "data_types": {"grad_accum_dtype": "fp32"}},
         torch.bfloat16,
     ),
-    "zero1": ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}, torch.bfloat16),
-    "zero2": ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}, torch.bfloat16),
-    "zero3": ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}, torch.bfloat16),
-    "zero1_fp32": ({"zero_optimization": {"stage": 1}}, torch.float32),
-    "zero2_fp32": ({"zero_optimization": {"stage": 2}}, torch.float32),
-    "zero3_fp32": ({"zero_optimization": {"stage": 3}}, torch.float32),
+    "zero1": ({**_BF16, **_STAGE[1]}, torch.bfloat16),
+    "zero2": ({**_BF16, **_STAGE[2]}, torch.bfloat16),
+    "zero3": ({**_BF16, **_STAGE[3]}, torch.bfloat16),
+}
+
+#: The same in other types; DeepSpeed refuses fp16 on the CPU.
+KINDS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
+    **WRAPPERS,
+    **{f"zero{stage}_fp32": (_STAGE[stage], torch.float32) for stage in _STAGE},
+    **{f"zero{stage}_fp16": ({**_FP16, **_STAGE[stage]}, torch.float16) for stage in _STAGE},
 }
 
 
 def prepare_environment() -> None:
     """Say where DeepSpeed runs and compiles; before it is imported."""
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    os.environ.update(
-        DS_ACCELERATOR=accelerator, DS_BUILD_OPS="0", TORCH_EXTENSIONS_DIR=str(BUILD)
-    )
+    os.environ.update(DS_ACCELERATOR=accelerator, DS_BUILD_OPS="0", TORCH_EXTENSIONS_DIR=str(BUILD))
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("LOCAL_SIZE", os.environ["WORLD_SIZE"])
@@ -61,8 +67,11 @@ def start(rendezvous: Path) -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     import deepspeed
+    from deepspeed.runtime import bf16_optimizer
 
     deepspeed.init_distributed(backend)
+    # It collects garbage, half a second in a process of many tests, to print what nobody reads.
+    bf16_optimizer.see_memory_usage = lambda *_, **__: None
 
 
 def config_of(kind: str, accumulation: int, **extra: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -106,11 +115,15 @@ def engine_of(
     """Make an engine, and destroy it."""
     import deepspeed
 
+    if KINDS[kind][1] is torch.float16 and not torch.cuda.is_available():
+        pytest.skip("DeepSpeed refuses fp16 on the CPU")
     torch.manual_seed(3)
     made = (model or Toy()).to(KINDS[kind][1])
-    # An engine's buffers follow it to the device.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DeepSpeed's own, of PyTorch's newer releases
+    # It takes every Adam for its own FusedAdam, whose kernels a CPU does not have.
+    fused = torch.optim.Adam if kind == "fused" else deepspeed.runtime.engine.FusedAdam
+    # Stage 3 replaces linear() for the whole process, with one that rounds otherwise.
+    linear = torch.nn.functional.linear
+    with patch("deepspeed.runtime.engine.FusedAdam", fused):
         engine, *_ = deepspeed.initialize(
             model=made,
             optimizer=None if optimizer is None else optimizer(groups_of(made), lr=1e-2),
@@ -120,3 +133,4 @@ def engine_of(
         yield engine
     finally:
         engine.destroy()
+        torch.nn.functional.linear = linear  # type: ignore[assignment]

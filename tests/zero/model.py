@@ -15,7 +15,7 @@ VOCABULARY, WIDTH = 37, 24
 
 
 class Toy(nn.Module):
-    """Tied weights, a frozen layer, one parameter in fp32 sizes that divide by nothing, buffers."""
+    """Tied weights, a frozen layer, sizes that divide by nothing, buffers of both kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,9 @@ class Toy(nn.Module):
         hidden = hidden + torch.relu(self.frozen(hidden)) * self.inv_freq
         hidden = self.norm(hidden + self.down(torch.relu(self.up(hidden))))
         targets = tokens.roll(-1, dims=1)
-        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1).float(), targets.flatten())
+        return nn.functional.cross_entropy(
+            self.head(hidden).flatten(0, 1).float(), targets.flatten()
+        )
 
 
 def batch(step: int, rank: int, device: str) -> torch.Tensor:
@@ -68,5 +70,5 @@ def train(
         between("step", step)
         engine.step()
         between("end", step)
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
