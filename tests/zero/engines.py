@@ -14,7 +14,7 @@ import torch
 from tests.zero.model import Toy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 BUILD = Path(__file__).parents[2] / "build" / "deepspeed"
@@ -74,7 +74,7 @@ def start(rendezvous: Path) -> None:
     bf16_optimizer.see_memory_usage = lambda *_, **__: None
 
 
-def config_of(kind: str, accumulation: int, **extra: Any) -> dict[str, Any]:  # noqa: ANN401
+def config_of(kind: str, accumulation: int, **extra: Any) -> dict[str, Any]:
     """Return a configuration of DeepSpeed with buckets that the toy model fills."""
     base, _ = KINDS[kind]
     config: dict[str, Any] = {
@@ -109,8 +109,8 @@ def engine_of(
     *,
     accumulation: int = 1,
     model: torch.nn.Module | None = None,
-    optimizer: type[torch.optim.Optimizer] | None = torch.optim.AdamW,
-    **extra: Any,  # noqa: ANN401
+    optimizer: Callable[..., torch.optim.Optimizer] | None = torch.optim.AdamW,
+    **extra: Any,
 ) -> Iterator[Any]:
     """Make an engine, and destroy it."""
     import deepspeed
@@ -133,4 +133,4 @@ def engine_of(
         yield engine
     finally:
         engine.destroy()
-        torch.nn.functional.linear = linear  # type: ignore[assignment]
+        torch.nn.functional.linear = linear

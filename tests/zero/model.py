@@ -17,6 +17,9 @@ VOCABULARY, WIDTH = 37, 24
 class Toy(nn.Module):
     """Tied weights, a frozen layer, sizes that divide by nothing, buffers of both kinds."""
 
+    scale: torch.Tensor
+    inv_freq: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
@@ -51,7 +54,7 @@ def nothing(moment: str, step: int) -> None:
 
 
 def train(
-    engine: Any,  # noqa: ANN401 -- DeepSpeed has no types
+    engine: Any,
     steps: int,
     between: Callable[[str, int], None] = nothing,
     *,
