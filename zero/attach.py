@@ -39,7 +39,7 @@ def attach(
 
     They keep their signatures and take DeepSpeed's enums or text; ``reload_states`` takes an
     `include` too. Works for every ZeRO stage, with any optimizer, before the first step, and for
-    engines that only infer.
+    engines that only infer. ``engine.destroy()`` detaches first.
 
     Parameters
     ----------
@@ -95,6 +95,7 @@ def attach(
                 patches.method(holder, "offload_states", offloader.offload_states)
                 patches.method(holder, "reload_states", offloader.reload_states)
         tell_devices(engine.optimizer, patches)
+        patches.before(engine, "destroy", offloader.detach)
         hooks += install_guards(engine, patches, offloader.need)
     except BaseException:
         undo()
