@@ -1,6 +1,7 @@
 #include "device_memory.hpp"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -121,10 +122,14 @@ bool away(c10::StorageImpl& storage) noexcept {
     return data_of(storage).get_deleter() == &drop_owner;
 }
 
+c10::Allocator& allocator_of(c10::StorageImpl& storage) {
+    return storage.allocator() ? *storage.allocator() : *c10::GetCPUAllocator();
+}
+
 c10::DataPtr allocate_for(c10::StorageImpl& storage, std::size_t bytes,
                           std::optional<std::int64_t> stream_id) {
     try {
-        c10::DataPtr memory = storage.allocator()->allocate(bytes);
+        c10::DataPtr memory = allocator_of(storage).allocate(bytes);
         if (stream_id) record_use(memory, *stream_id);
         return memory;
     } catch (const c10::Error& error) {

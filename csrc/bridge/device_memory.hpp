@@ -72,6 +72,9 @@ std::shared_ptr<void> owner_of(c10::StorageImpl& storage);
 // Whether release() took the memory of the storage and nobody has given it other memory since.
 bool away(c10::StorageImpl& storage) noexcept;
 
+// Where memory for a storage comes from: its allocator or, where it names none, that of the CPU.
+c10::Allocator& allocator_of(c10::StorageImpl& storage);
+
 // `bytes` of memory from the storage's own allocator, on the current device and stream of PyTorch.
 // With `stream_id` the allocator is told that this stream uses it too. Throws
 // Error("DeviceOutOfMemory").

@@ -38,11 +38,12 @@ const char* refusal_of(c10::StorageImpl& storage) {
         return "it has no memory (a wrapper, fake or meta tensor)";
     }
     if (storage.received_cuda()) return "it was received from another process";
-    c10::Allocator* allocator = storage.allocator();
-    if (!allocator)
+    const c10::DeleterFnPtr deleter = allocator_of(storage).raw_deleter();
+    const bool own = memory.get_deleter() == deleter || slab_of(memory) || away(storage);
+    // torch.load() names no allocator for what it has read into PyTorch's own memory.
+    if (!storage.allocator() && !(own && deleter))
         return "it has no allocator (made from foreign memory, DLPack, NumPy or a mapped file)";
-    const c10::DeleterFnPtr deleter = allocator->raw_deleter();
-    if (storage.nbytes() > 0 && deleter && memory.get_deleter() != deleter && !slab_of(memory)) {
+    if (storage.nbytes() > 0 && deleter && !own) {
         return "its memory did not come from its own allocator (shared, mapped or copy-on-write "
                "memory)";
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +12,9 @@ import torch
 from pinferry import PinnedArena, StateOffloader
 from pinferry.errors import UnsupportedStorage
 from tests.states.training import Training, assert_same_bits
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def saved(run: Training) -> bytes:
@@ -71,7 +74,7 @@ def test_a_run_resumed_from_a_checkpoint_can_be_offloaded_and_trains_on(
     with offloader.offloaded():
         pass
     run.clear()
-    checkpoint = copy.deepcopy(loaded(saved(run)))
+    checkpoint = loaded(saved(run))
     resumed = Training(device)
     resumed.model.load_state_dict(checkpoint["model"])
     resumed.model.get_buffer("inv_freq").copy_(run.model.get_buffer("inv_freq"))
@@ -87,9 +90,10 @@ def test_a_run_resumed_from_a_checkpoint_can_be_offloaded_and_trains_on(
 
 @pytest.mark.parametrize("device", ["cpu"])
 def test_tensors_that_share_a_file_s_memory_are_refused_by_name_and_a_clone_is_not(
-    run: Training, arena: PinnedArena
+    run: Training, arena: PinnedArena, tmp_path: Path
 ) -> None:
-    weights = loaded(saved(run))["model"]
+    (tmp_path / "saved.pt").write_bytes(saved(run))
+    weights = torch.load(tmp_path / "saved.pt", mmap=True)["model"]
     run.model.load_state_dict(weights, assign=True)
     offloader = StateOffloader(run.model, arena=arena)
     with pytest.raises(UnsupportedStorage, match=r"model\.first\.weight .* clone"):
