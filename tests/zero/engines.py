@@ -109,10 +109,10 @@ def engine_of(
     *,
     accumulation: int = 1,
     model: torch.nn.Module | None = None,
-    optimizer: Callable[..., torch.optim.Optimizer] | None = torch.optim.AdamW,
+    client: Callable[..., torch.optim.Optimizer] | None = torch.optim.AdamW,
     **extra: Any,
 ) -> Iterator[Any]:
-    """Make an engine, and destroy it."""
+    """Make an engine, and destroy it. What is left over goes into its configuration."""
     import deepspeed
 
     if KINDS[kind][1] is torch.float16 and not torch.cuda.is_available():
@@ -126,7 +126,8 @@ def engine_of(
     with patch("deepspeed.runtime.engine.FusedAdam", fused):
         engine, *_ = deepspeed.initialize(
             model=made,
-            optimizer=None if optimizer is None else optimizer(groups_of(made), lr=1e-2),
+            optimizer=None if client is None else client(groups_of(made), lr=1e-2),
+            model_parameters=list(made.parameters()) if "optimizer" in extra else None,
             config=config_of(kind, accumulation, **extra),
         )
     try:
