@@ -16,7 +16,7 @@ from tests.zero.engines import WRAPPERS, engine_of
 from tests.zero.model import WIDTH, Toy, batch, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pinferry import PinnedArena
 
@@ -50,6 +50,13 @@ class Adapted(nn.Module):
         )
 
 
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Compile nothing: Muon's kernels take minutes on a CPU."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def cycled(engine: Any, arena: PinnedArena) -> tuple[list[float], set[Category]]:
     """Train with everything away between any two parts of a step."""
     moved: set[Category] = set()
@@ -76,6 +83,7 @@ def test_any_optimizer(name: str, kind: str, arena: PinnedArena, device: str) ->
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.usefixtures("eager")
 def test_muon(stage: int, arena: PinnedArena, device: str) -> None:
     muon: dict[str, Any] = {
         "optimizer": {"type": "Muon", "params": {"lr": 1e-2}},
