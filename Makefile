@@ -52,7 +52,8 @@ $(DEPS_STAMP): pyproject.toml tools/requirements.py | python
 	$(call say,installing PyTorch and the tools into $(VENV))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python tools/requirements.py > $(VENV)/requirements.txt
-	@$(BIN)/python -m pip install --quiet --quiet '$(TORCH)' --requirement $(VENV)/requirements.txt
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --quiet '$(TORCH)' \
+	    --requirement $(VENV)/requirements.txt
 	@touch $@
 
 # setup.py itself compiles only what is stale, so this is quick after the first time.
@@ -118,9 +119,10 @@ build/stubtest/stamp: $(BUILD_STAMP) $(STUBS) $(ALLOWLIST)
 	    $(STUBS:src/pinferry/%.pyi=pinferry.%)
 	@touch $@
 
+# DeepSpeed compiles with ninja, which pip has put beside pytest.
 pytest: build fake-driver
 	$(call say,pytest)
-	@$(BIN)/pytest -n $(JOBS) --maxprocesses 8
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --maxprocesses 8
 
 # ---- C++: unit programs, the stand-in driver, the driver's declarations
 # Each csrc/testing/test_NAME.cpp is one program, linked with the core without its Python bindings.
