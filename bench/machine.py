@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_machine"]
 
-_PACKAGES = ("pinferry", "torch", "numpy", "nvidia-ml-py", "cupy-cuda13x", "cupy-cuda12x")
+_PACKAGES = (
+    *("pinferry", "torch", "numpy", "nvidia-ml-py", "cupy-cuda13x", "cupy-cuda12x"),
+    *("deepspeed", "transformers"),
+)
 
 
 def describe_machine(device: Device, command: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pinferry.bench.raw import time_raw
 from pinferry.bench.results import Case
 from pinferry.bench.state_shapes import MIXED, SMALL, make_tensors
 from pinferry.bench.timing import Timing, synchronize, time_once, time_repeated
@@ -54,7 +55,7 @@ def _measure(
     kind: str, sizes: Sequence[int], device: torch.device, repeats: int
 ) -> Iterator[tuple[str, Case]]:
     total = sum(sizes)
-    raw_out, raw_in = _time_raw(total, device, repeats)
+    raw_out, raw_in = time_raw(total, device, repeats)
     with PinnedArena(round(total * 1.1) + 2**20, device=device) as arena:
         times = _time_plan(sizes, device, arena, repeats)
     what = f"one raw copy between the device and pinned memory, {total} bytes"
@@ -120,16 +121,6 @@ def _time_plan(
 
 def _offload(plan: TransferPlan, release: str) -> None:
     plan.offload(release=release).synchronize()
-
-
-def _time_raw(nbytes: int, device: torch.device, repeats: int) -> tuple[Timing, Timing]:
-    """Time the copy that nothing can beat, out and back."""
-    there = torch.empty(nbytes, dtype=torch.uint8, device=device).random_()
-    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    return (
-        time_repeated(lambda: pinned.copy_(there, non_blocking=True), device, repeats),
-        time_repeated(lambda: there.copy_(pinned, non_blocking=True), device, repeats),
-    )
 
 
 def _time_loop(sizes: Sequence[int], device: torch.device, repeats: int) -> Timing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Case", "Results"]
+__all__ = ["Case", "Results", "SpeedUp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,12 @@ class Case:
     Attributes
     ----------
     ours, reference
-        In `unit`. Rates are in GB/s (10^9 bytes a second).
+        In `unit`. Rates are in GB/s (10^9 bytes a second). A reference that could not be measured
+        is not a number, and null in JSON.
     unit
         Such as ``"GB/s"``, ``"s/GiB"``, ``"us"``, ``"bytes"``.
     reference_is
-        What the reference is, in words.
+        What the reference is, in words; or why there is none.
     spread
         Smallest and largest of ours, where it was repeated.
     """
@@ -42,7 +44,22 @@ class Case:
 
     def to_dict(self) -> dict[str, object]:
         """Return it with its ratio."""
-        return {**asdict(self), "ratio": self.ratio}
+        found: dict[str, object] = {**asdict(self), "ratio": self.ratio}
+        # JSON knows no such number.
+        return {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in found.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp(Case):
+    """Two durations of the same work."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer the reference takes."""
+        return self.reference / self.ours
 
 
 @dataclass(slots=True)

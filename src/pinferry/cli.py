@@ -84,7 +84,7 @@ def doctor(
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="'pinning', 'large', 'transfer', 'arena'; default: all."),
+        typer.Argument(help="'pinning', 'large', 'transfer', 'arena', 'deepspeed'; default: all."),
     ] = None,
     device: _Device = "auto",
     size: Annotated[
