@@ -12,7 +12,7 @@ from pinferry.errors import InvalidArgument
 from pinferry.states.categories import Category
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 __all__ = ["Found", "check_holders", "of_model", "of_optimizer", "tensors_in"]
 
@@ -59,9 +59,14 @@ def of_model(model: torch.nn.Module | None) -> Iterator[Found]:
 
 
 def of_optimizer(
-    optimizer: torch.optim.Optimizer | None, model: torch.nn.Module | None
+    optimizer: torch.optim.Optimizer | None,
+    model: torch.nn.Module | None,
+    keys: Sequence[torch.Tensor] | None = None,
 ) -> Iterator[Found]:
-    """Return what the optimizer steps on apart from the model's parameters, and its state."""
+    """Return what the optimizer steps on apart from the model's parameters, and its state.
+
+    `keys` are what its state is kept for, in an order to name it by; by default its parameters.
+    """
     if optimizer is None:
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -75,7 +80,7 @@ def of_optimizer(
         yield category, name, parameter
         if parameter.grad is not None:
             yield Category.LP_GRADS, f"{name}.grad", parameter.grad
-    indices = {id(parameter): index for index, parameter in enumerate(parameters)}
+    indices = {id(key): index for index, key in enumerate(parameters if keys is None else keys)}
     # Keys are parameters, except where an optimizer keeps something of its own under a name.
     state: list[tuple[object, object]] = list(optimizer.state.items())
     for position, (key, value) in enumerate(state):

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that has PyTorch, a compiler and no network. Results go to
 # the folder given as the first argument; PINFERRY_COMMIT names the commit where there is no history.
-# Parts: build doctor tests sanitizer bench transfer arena deepspeed demo large-demo report (default: all). A failing part does not stop the
-# others; the exit code says whether any failed.
+# Parts: build doctor tests zero sanitizer bench transfer arena deepspeed demo large-demo report (default:
+# all). A failing part does not stop the others; the exit code says whether any failed.
 set -u
 out=${1:?usage: tools/gpu_check.sh OUTPUT_FOLDER [PART...]}
 shift
-parts=${*:-build doctor tests sanitizer bench transfer arena deepspeed demo large-demo report}
+parts=${*:-build doctor tests zero sanitizer bench transfer arena deepspeed demo large-demo report}
 mkdir -p "$out"
 python=${PYTHON:-python3}
 # DeepSpeed and what it needs, where there is no network to install them from: wheels, unpacked.
-[[ -d .whl/site ]] && PYTHONPATH="$PWD/.whl/site${PYTHONPATH:+:$PYTHONPATH}"
+if [[ -d .whl/site ]]; then
+    PYTHONPATH="$PWD/.whl/site${PYTHONPATH:+:$PYTHONPATH}"
+    PATH="$PWD/.whl/site/bin:$PATH" # ninja
+fi
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 failed=()
 
@@ -27,13 +30,14 @@ part() {
 # NVML counts the whole device: what asks it runs alone. The rest runs several at a time where
 # pytest-xdist is there, since many tests start an interpreter, which takes seconds to import PyTorch.
 alone="reclaim or demo or memory_really or nvml"
+parallel=()
+$python -c 'import xdist' 2> /dev/null && parallel=(-n 12)
 run_tests() {
-    local parallel=() code=0
-    $python -c 'import xdist' 2> /dev/null && parallel=(-n 12)
-    $python -m pytest -q -m gpu --collect-only -p no:cacheprovider -p no:benchmark 2> /dev/null |
+    local code=0
+    $python -m pytest -q -m gpu --collect-only --ignore=tests/zero -p no:cacheprovider -p no:benchmark 2> /dev/null |
         grep '::' > "$out/tests-collected.txt"
-    gpu_tests parallel -k "not ($alone)" "${parallel[@]}" || code=1
-    gpu_tests alone -k "$alone" || code=1
+    gpu_tests parallel --ignore=tests/zero -k "not ($alone)" "${parallel[@]}" || code=1
+    gpu_tests alone --ignore=tests/zero -k "$alone" || code=1
     return $code
 }
 
@@ -69,6 +73,7 @@ run_build() {
 part build run_build
 part doctor $python -m pinferry.cli doctor
 part tests run_tests
+part zero gpu_tests zero "${parallel[@]}" tests/zero
 part sanitizer run_sanitizer
 part bench $python -m pinferry.cli bench pinning large --device cuda:0 --json "$out/bench.json"
 part transfer $python -m pinferry.cli bench transfer large --device cuda:0 --json "$out/transfer.json"

@@ -47,10 +47,17 @@ def of_engine(engine: DeepSpeedEngine) -> list[Found]:
     found = [
         *_of_module(module, steps_on),
         *_of_wrapper(wrapper),
-        *of_optimizer(basic_optimizer(wrapper), module),
+        *of_optimizer(basic_optimizer(wrapper), module, _masters_of(wrapper)),
     ]
     found += _of_gradients(found)
     return sorted(found, key=lambda each: _PRECEDENCE.index(each[0]))
+
+
+def _masters_of(wrapper: object) -> list[torch.Tensor] | None:
+    table = table_of(wrapper)
+    if table is None:
+        return None
+    return [tensor for _, tensor in tensors_in("", require(wrapper, table.masters))]
 
 
 def _of_module(module: torch.nn.Module, steps_on: frozenset[int] | None) -> Iterator[Found]:

@@ -260,7 +260,7 @@ class DeepSpeedOffloader(NotCopied):
             self._reload(missing, non_blocking=True)
             return
         raise StateOffloaded(
-            f"{operation} needs {', '.join(sorted(missing))}, which is offloaded; call "
+            f"{operation} needs {', '.join(sorted(missing))}, offloaded to the host; call "
             "engine.reload_states() first, or attach with on_access='reload'. Nothing was begun"
         )
 

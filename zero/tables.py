@@ -32,7 +32,9 @@ class Table:
     Attributes
     ----------
     trainable
-        The attribute that lists the module's parameters that it steps on, by group.
+        The attribute that lists the module's parameters that it trains, by group.
+    masters
+        The attribute that lists what it steps on in their place.
     attributes
         What else holds state.
     buckets
@@ -40,6 +42,7 @@ class Table:
     """
 
     trainable: str
+    masters: str
     attributes: tuple[Attribute, ...]
     buckets: bool = False
 
@@ -53,6 +56,7 @@ _OPTIM, _GRADS = Category.OPTIM_STATES, Category.LP_GRADS
 
 _ZERO_1_AND_2 = Table(
     "bit16_groups",
+    "single_partition_of_fp32_groups",
     (
         *_several(_LP, "bit16_groups_flat", "parallel_partitioned_bit16_groups"),
         *_several(_HP, "single_partition_of_fp32_groups"),
@@ -67,6 +71,7 @@ _ZERO_1_AND_2 = Table(
 
 _ZERO_3 = Table(
     "fp16_groups",
+    "fp32_partitioned_groups_flat",
     (
         *_several(_LP, "lp_param_buffer"),
         *_several(_LP, "fp16_partitioned_groups", "fp16_partitioned_groups_flat"),
@@ -82,6 +87,7 @@ _ZERO_3 = Table(
 
 _BF16 = Table(
     "bf16_groups",
+    "fp32_groups_flat_partition",
     (
         *_several(_LP, "bf16_groups_flat", "bf16_partitioned_groups"),
         *_several(_HP, "fp32_groups_flat_partition"),
@@ -92,9 +98,13 @@ _BF16 = Table(
     ),
 )
 
-_FP16 = Table("fp16_groups", _several(_LP, "fp16_groups_flat") + _several(_HP, "fp32_groups_flat"))
+_FP16 = Table(
+    "fp16_groups",
+    "fp32_groups_flat",
+    (*_several(_LP, "fp16_groups_flat"), *_several(_HP, "fp32_groups_flat")),
+)
 
-_FP16_UNFUSED = Table("fp16_groups", _several(_HP, "fp32_groups"))
+_FP16_UNFUSED = Table("fp16_groups", "fp32_groups", _several(_HP, "fp32_groups"))
 
 #: By the name of the class, so that nothing of DeepSpeed is imported for it.
 TABLES: Mapping[str, Table] = {

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from deepspeed import utils
 
 from pinferry.deepspeed import attach
 from pinferry.errors import StateOffloaded
@@ -14,22 +13,21 @@ from tests.zero.engines import engine_of
 from tests.zero.model import batch, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pinferry import PinnedArena
 
 KINDS = ("bf16_optimizer", "zero1", "zero2", "zero3")
 
-GETTERS: dict[str, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
-    "hp_params": (utils.safe_get_full_fp32_param, ()),
-    "optim_states": (utils.safe_get_full_optimizer_state, ("exp_avg",)),
-    "lp_grads": (utils.safe_get_full_grad, ()),
+GETTERS: dict[str, tuple[str, ...]] = {
+    "hp_params": ("safe_get_full_fp32_param",),
+    "optim_states": ("safe_get_full_optimizer_state", "exp_avg"),
+    "lp_grads": ("safe_get_full_grad",),
 }
 
 
 def values(engine: Any, category: str) -> list[torch.Tensor]:
-    name = GETTERS[category][0].__name__
-    _, arguments = GETTERS[category]
+    from deepspeed import utils
+
+    name, *arguments = GETTERS[category]
     trained = [each for each in engine.module.parameters() if each.requires_grad]
     if category == "optim_states":
         trained = trained[:1]  # stages 1 and 2 know those of the first group alone
@@ -60,6 +58,8 @@ def test_getters_are_right_after_a_reload_and_refuse_before(
 def test_what_a_setter_sets_leaves_and_comes_back(
     kind: str, arena: PinnedArena, device: str
 ) -> None:
+    from deepspeed import utils
+
     with engine_of(kind) as engine, attach(engine, arena):
         train(engine, 2)
         parameter = next(engine.module.parameters())
