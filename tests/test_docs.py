@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import pinferry
+from tests.zero.engines import operators
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("deepspeed", "pool", "states", "transfer")
@@ -38,7 +39,7 @@ def environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
         "DS_ACCELERATOR": "cuda" if torch.cuda.is_available() else "cpu",
-        "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "deepspeed"),
+        "TORCH_EXTENSIONS_DIR": str(operators()),
     }
 
 

@@ -43,11 +43,12 @@ def of_engine(engine: DeepSpeedEngine) -> list[Found]:
         If this version of DeepSpeed lacks one of the holders.
     """
     wrapper, module = engine.optimizer, engine.module
-    steps_on = trainable_parameters(wrapper)
+    trained = trainable_parameters(wrapper)
     found = [
-        *_of_module(module, steps_on),
-        *_of_wrapper(wrapper),
+        *_of_module(module, trained),
         *of_optimizer(basic_optimizer(wrapper), module, _masters_of(wrapper)),
+        *_of_wrapper(wrapper),
+        *_of_parameters(module, trained),
     ]
     found += _of_gradients(found)
     return sorted(found, key=lambda each: _PRECEDENCE.index(each[0]))
@@ -60,15 +61,20 @@ def _masters_of(wrapper: object) -> list[torch.Tensor] | None:
     return [tensor for _, tensor in tensors_in("", require(wrapper, table.masters))]
 
 
-def _of_module(module: torch.nn.Module, steps_on: frozenset[int] | None) -> Iterator[Found]:
-    def category_of(parameter: torch.Tensor) -> Category:
-        trained = steps_on is None or id(parameter) in steps_on
-        return Category.LP_PARAMS if trained else Category.FROZEN_PARAMS
+def _weights(parameter: torch.Tensor, trained: frozenset[int] | None) -> Category:
+    known = trained is None or id(parameter) in trained
+    return Category.LP_PARAMS if known else Category.FROZEN_PARAMS
 
+
+def _of_module(module: torch.nn.Module, trained: frozenset[int] | None) -> Iterator[Found]:
     for category, name, tensor in of_model(module):
-        yield category_of(tensor) if category is Category.LP_PARAMS else category, name, tensor
+        weights = category is Category.LP_PARAMS
+        yield _weights(tensor, trained) if weights else category, name, tensor
+
+
+def _of_parameters(module: torch.nn.Module, trained: frozenset[int] | None) -> Iterator[Found]:
     for name, parameter in module.named_parameters(prefix="model"):
-        yield from _of_parameter(category_of(parameter), name, parameter)
+        yield from _of_parameter(_weights(parameter, trained), name, parameter)
 
 
 def _of_parameter(category: Category, name: str, parameter: torch.Tensor) -> Iterator[Found]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,11 +18,12 @@ from pinferry.bench.llama import Shape, make_llama
 from pinferry.bench.results import Results, SpeedUp
 from pinferry.bench.zero_task import Measured, Task, run_task
 from pinferry.errors import PackageMissing
+from tests.zero.engines import operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-BUILD = Path(__file__).parents[2] / "build" / "deepspeed"
 CPU = torch.device("cpu")
 OURS = Measured(
     model="a model",
@@ -44,7 +44,7 @@ THEIRS = Measured(first_s=3.0, offload_s=(2.0, 2.0), reload_s=(1.0, 1.0), locked
 @pytest.fixture
 def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what DeepSpeed compiles at first use, which takes it more than a minute."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(BUILD))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(operators()))
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, theirs: Measured) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-BUILD = Path(__file__).parents[2] / "build" / "deepspeed"
+
+def operators() -> Path:
+    """Return where DeepSpeed compiles: each release for itself, since they differ."""
+    return Path(__file__).parents[2] / "build" / "deepspeed" / version("deepspeed")
+
 
 _BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 _FP16: dict[str, Any] = {"fp16": {"enabled": True, "initial_scale_power": 8}}
@@ -50,7 +55,9 @@ KINDS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
 def prepare_environment() -> None:
     """Say where DeepSpeed runs and compiles; before it is imported."""
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    os.environ.update(DS_ACCELERATOR=accelerator, DS_BUILD_OPS="0", TORCH_EXTENSIONS_DIR=str(BUILD))
+    os.environ.update(
+        DS_ACCELERATOR=accelerator, DS_BUILD_OPS="0", TORCH_EXTENSIONS_DIR=str(operators())
+    )
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("LOCAL_SIZE", os.environ["WORLD_SIZE"])

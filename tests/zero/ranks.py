@@ -5,6 +5,7 @@ Prints a line for each kind of engine whose losses were equal, and fails where o
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -34,21 +35,25 @@ def main(rank: int, ranks: int, rendezvous: Path) -> None:
 
 
 def compare(kind: str) -> None:
-    """Train with everything away between any two parts of a step."""
+    """Train with a cycle between any two parts of a step: everything, and each category in turn."""
+    from pinferry import Category
     from pinferry.deepspeed import attach
     from tests.zero.engines import engine_of
     from tests.zero.model import train
 
     with engine_of(kind, accumulation=2) as engine:
         expected = train(engine, 20)
-    with engine_of(kind, accumulation=2) as engine, attach(engine) as offloader:
+    for includes in ([None], [*Category]):
+        with engine_of(kind, accumulation=2) as engine, attach(engine) as offloader:
+            turns = itertools.cycle(includes)
 
-        def cycle(moment: str, step: int) -> None:
-            engine.offload_states(non_blocking=step % 2 == 0)
-            assert not offloader.resident()
-            engine.reload_states(non_blocking=step % 3 == 0)
+            def cycle(moment: str, step: int) -> None:
+                include = next(turns)  # noqa: B023 -- called in this turn of the loop only
+                engine.offload_states(include, non_blocking=step % 2 == 0)
+                assert not offloader.resident() & set(Category if include is None else [include])
+                engine.reload_states(non_blocking=step % 3 == 0)
 
-        assert train(engine, 20, cycle) == expected, kind
+            assert train(engine, 20, cycle) == expected, (kind, includes)
     print(f"{kind} equal")
 
 
