@@ -78,7 +78,7 @@ def test_the_examples_of_the_page_on_deepspeed_are_a_program_for_a_launcher(tmp_
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
-    assert "forward needs lp_params, which is offloaded" in done.stdout
+    assert "forward needs lp_params, offloaded to the host" in done.stdout
 
 
 def test_the_examples_of_the_docs_say_what_they_say() -> None:
