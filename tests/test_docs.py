@@ -18,7 +18,7 @@ import pinferry
 from tests.zero.engines import operators
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("deepspeed", "pool", "states", "transfer")
+ROOMS = ("deepspeed", "loop", "pool", "states", "transfer")
 MODULES = sorted(
     info.name
     for room in ROOMS
@@ -54,7 +54,9 @@ def test_some_modules_have_examples_at_all() -> None:
     assert len(found) >= 5
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/access.md", "docs/compaction.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/access.md", "docs/compaction.md", "docs/streaming.md"]
+)
 def test_the_examples_of_a_page_run_one_after_the_other(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +96,7 @@ def test_every_public_name_can_be_imported() -> None:
 
 def test_every_room_is_linked_into_the_package() -> None:
     package = ROOT / "src" / "pinferry"
-    for room in ("bench", "csrc", "demo", "doctor", "pool", "states", "traces", "transfer"):
+    for room in ("bench", "csrc", "demo", "doctor", "loop", "pool", "states", "traces", "transfer"):
         assert (package / room).resolve() == ROOT / room
     # At the top level, that name would hide the package.
     assert (package / "deepspeed").resolve() == ROOT / "zero"

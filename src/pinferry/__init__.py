@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pinferry.errors import PinferryError
+    from pinferry.loop import StreamingOptimizer
     from pinferry.pool import ArenaStats, PinnedArena, PinnedBlock, default_device
     from pinferry.states import (
         Category,
@@ -42,6 +43,7 @@ __all__ = [
     "StateEntry",
     "StateOffloader",
     "StateSet",
+    "StreamingOptimizer",
     "Ticket",
     "TransferEngine",
     "TransferPlan",
@@ -53,6 +55,7 @@ __all__ = [
 
 _ROOMS = {
     "errors": ("PinferryError",),
+    "loop": ("StreamingOptimizer",),
     "pool": ("ArenaStats", "PinnedArena", "PinnedBlock", "default_device"),
     "transfer": (
         "Access",

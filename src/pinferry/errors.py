@@ -32,6 +32,7 @@
     │   ├── EngineClosed
     │   └── TransferTimeout (also TimeoutError)
     ├── ReclaimShortfall          expected, allocator, nvml, rss
+    ├── StepInterrupted           updated, doubtful
     ├── StaticOffload (also AssertionError)
     ├── UnsupportedVersion        package, version, attribute
     ├── ForkedProcess
@@ -71,6 +72,7 @@ __all__ = [
     "RegistrationFailed",
     "StateOffloaded",
     "StaticOffload",
+    "StepInterrupted",
     "StorageChanged",
     "TransferError",
     "TransferTimeout",
@@ -231,6 +233,10 @@ class TransferTimeout(TransferError, TimeoutError):
 
 class ReclaimShortfall(PinferryError):
     """Less memory came back than was offloaded."""
+
+
+class StepInterrupted(PinferryError):
+    """A step has updated some parameters and not others; the fields count them."""
 
 
 class StaticOffload(PinferryError, AssertionError):
