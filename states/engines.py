@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pinferry.errors import InvalidArgument, WrongDevice
 from pinferry.pool import PinnedArena
 from pinferry.transfer import TransferEngine
