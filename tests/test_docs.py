@@ -55,7 +55,14 @@ def test_some_modules_have_examples_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/access.md", "docs/compaction.md", "docs/streaming.md"]
+    "name",
+    [
+        "README.md",
+        "docs/access.md",
+        "docs/compaction.md",
+        "docs/streaming.md",
+        "docs/activations.md",
+    ],
 )
 def test_the_examples_of_a_page_run_one_after_the_other(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pinferry.errors import PinferryError
-    from pinferry.loop import StreamingOptimizer
+    from pinferry.loop import StreamingOptimizer, offload_activations
     from pinferry.pool import ArenaStats, PinnedArena, PinnedBlock, default_device
     from pinferry.states import (
         Category,
@@ -51,11 +51,12 @@ __all__ = [
     "calibrate",
     "default_device",
     "discover",
+    "offload_activations",
 ]
 
 _ROOMS = {
     "errors": ("PinferryError",),
-    "loop": ("StreamingOptimizer",),
+    "loop": ("StreamingOptimizer", "offload_activations"),
     "pool": ("ArenaStats", "PinnedArena", "PinnedBlock", "default_device"),
     "transfer": (
         "Access",
