@@ -84,10 +84,16 @@ class _Guards:
         self._require(_BACKWARD | _OPTIMIZER if muon else _BACKWARD, "backward")
 
     def before_step(self) -> None:
-        if self._engine.is_gradient_accumulation_boundary():
+        if not getattr(self._engine, "managed_gradient_accumulation", lambda: True)():
+            # Each step is a boundary then, though not said to be one yet, and reduces first.
+            self._require(self._needed_by_update() | {Category.CONTIGUOUS_GRAD_BUFFER}, "step")
+        elif self._engine.is_gradient_accumulation_boundary():
             self.before_update()
 
     def before_update(self) -> None:
+        self._require(self._needed_by_update(), "step")
+
+    def _needed_by_update(self) -> frozenset[Category]:
         # Stage 3 gathers small parameters again after an update, frozen ones too.
         sharded = self._engine.zero_optimization_partition_weights()
-        self._require(_UPDATE | {Category.FROZEN_PARAMS} if sharded else _UPDATE, "step")
+        return _UPDATE | {Category.FROZEN_PARAMS} if sharded else _UPDATE

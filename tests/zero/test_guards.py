@@ -181,6 +181,38 @@ def test_an_update_between_two_boundaries_is_not_refused(arena: PinnedArena, dev
         engine.step()
 
 
+@pytest.mark.parametrize("kind", ["plain", "bf16_optimizer", "zero1", "zero2", "zero3"])
+def test_a_step_that_is_always_a_boundary_is_refused_before_it_reduces(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    def steps(engine: Any, step: Callable[[], object]) -> list[float]:
+        losses = []
+        for number in range(2 * STEPS):
+            loss = engine(batch(number, 0, device))
+            engine.backward(loss)
+            losses.append(loss.item())
+            if number % 2:
+                step()
+        return losses
+
+    own: dict[str, Any] = {"managed_gradient_accumulation": False}
+    with engine_of(kind, accumulation=2, **own) as engine:
+        if not hasattr(type(engine), "managed_gradient_accumulation"):
+            pytest.skip("this release manages gradient accumulation itself")
+        expected = steps(engine, engine.step)
+    with engine_of(kind, accumulation=2, **own) as engine, attach(engine, arena):
+
+        def attempt() -> None:
+            engine.offload_states()
+            with pytest.raises(StateOffloaded, match="step needs"):
+                engine.step()
+            assert not engine.is_gradient_accumulation_boundary()
+            engine.reload_states()
+            engine.step()
+
+        assert steps(engine, attempt) == expected
+
+
 def test_a_compiled_module_is_guarded_where_the_engine_calls_it(
     arena: PinnedArena, device: str
 ) -> None:
