@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["install_guards"]
 
 _FORWARD = frozenset({Category.LP_PARAMS, Category.FROZEN_PARAMS, Category.BUFFERS})
-_BACKWARD = _FORWARD | {Category.LP_GRADS, Category.CONTIGUOUS_GRAD_BUFFER}
+_REDUCTION = frozenset({Category.LP_GRADS, Category.CONTIGUOUS_GRAD_BUFFER})
 _OPTIMIZER = frozenset({Category.HP_PARAMS, Category.OPTIM_STATES})
 _UPDATE = _OPTIMIZER | {Category.LP_PARAMS, Category.LP_GRADS}
 _CHECKPOINT = _FORWARD | _OPTIMIZER
@@ -51,6 +51,9 @@ def install_guards(
     checks: dict[str, Callable[[], None]] = {
         "backward": guards.before_backward,
         "_backward_prologue": guards.before_backward,  # of loss.backward(), where that is allowed
+        # With one of these ends a block of coalesce_grad_reduction().
+        "_flush_coalesced_reduction_zero12": guards.before_reduction,
+        "_flush_coalesced_reduction_zero3": guards.before_reduction,
         "step": guards.before_step,
         **{name: partial(require, needed, name) for name, needed in _METHODS.items()},
     }
@@ -77,21 +80,27 @@ class _Guards:
             self._require(_FORWARD, "forward")
 
     def before_backward(self) -> None:
-        optimizer = basic_optimizer(self._engine.optimizer)
-        groups = [] if optimizer is None else optimizer.param_groups
-        # Muon updates its momentum where gradients are reduced.
-        muon = any(group.get("use_muon") for group in groups)
-        self._require(_BACKWARD | _OPTIMIZER if muon else _BACKWARD, "backward")
+        self._require(_FORWARD | self._needed_by_reduction(), "backward")
+
+    def before_reduction(self) -> None:
+        self._require(self._needed_by_reduction(), "the reduction of gradients")
 
     def before_step(self) -> None:
         if not getattr(self._engine, "managed_gradient_accumulation", lambda: True)():
             # Each step is a boundary then, though not said to be one yet, and reduces first.
-            self._require(self._needed_by_update() | {Category.CONTIGUOUS_GRAD_BUFFER}, "step")
+            self._require(self._needed_by_update() | _REDUCTION, "step")
         elif self._engine.is_gradient_accumulation_boundary():
             self.before_update()
 
     def before_update(self) -> None:
         self._require(self._needed_by_update(), "step")
+
+    def _needed_by_reduction(self) -> frozenset[Category]:
+        optimizer = basic_optimizer(self._engine.optimizer)
+        groups = [] if optimizer is None else optimizer.param_groups
+        # Muon updates its momentum where gradients are reduced.
+        muon = any(group.get("use_muon") for group in groups)
+        return _REDUCTION | _OPTIMIZER if muon else _REDUCTION
 
     def _needed_by_update(self) -> frozenset[Category]:
         # Stage 3 gathers small parameters again after an update, frozen ones too.

@@ -213,6 +213,41 @@ def test_a_step_that_is_always_a_boundary_is_refused_before_it_reduces(
         assert steps(engine, attempt) == expected
 
 
+@pytest.mark.parametrize("on_access", ["raise", "reload"])
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_gradients_that_are_reduced_together_are_there_when_they_are(
+    kind: str, on_access: str, arena: PinnedArena, device: str
+) -> None:
+    def accumulate(engine: Any, losses: list[float], at_the_end: Callable[[], object]) -> None:
+        with engine.coalesce_grad_reduction():
+            for _ in range(2):
+                loss = engine(batch(len(losses), 0, device))
+                engine.backward(loss)
+                losses.append(loss.item())
+            at_the_end()
+
+    expected: list[float] = []
+    losses: list[float] = []
+    with engine_of(kind) as engine:
+        if not hasattr(type(engine), "coalesce_grad_reduction"):
+            pytest.skip("this release has no such block")
+        for _ in range(STEPS):
+            accumulate(engine, expected, lambda: None)
+            engine.step()
+    with engine_of(kind) as engine, attach(engine, arena, on_access=on_access):
+        for _ in range(STEPS):
+            if on_access == "reload":
+                accumulate(engine, losses, engine.offload_states)
+            else:
+                with pytest.raises(StateOffloaded, match="reduction of gradients needs"):
+                    accumulate(engine, losses, engine.offload_states)
+                engine.reload_states()
+                with engine.coalesce_grad_reduction():
+                    pass  # reduces what the refused block has left
+            engine.step()
+    assert losses == expected
+
+
 def test_a_compiled_module_is_guarded_where_the_engine_calls_it(
     arena: PinnedArena, device: str
 ) -> None:
