@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pinferry.deepspeed.patching import Patches
+from pinferry.deepspeed.preparing import prepared_again
 from pinferry.states.categories import Category
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class Helpers:
         for name, needed in _ACCESSORS.items():
             if hasattr(accessors, name):
                 self._patches.function(accessors, name, self._guarded(name, needed))
+        hooks = import_module("deepspeed.runtime.utils")
+        if hasattr(hooks, "register_output_backward_hooks"):
+            self._patches.function(hooks, "register_output_backward_hooks", prepared_again)
 
     def _state_devices(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_state_devices(model: object, state: str) -> Any:  # noqa: ANN401 -- as DeepSpeed's

@@ -151,6 +151,33 @@ def test_a_loss_of_its_own_backward_is_refused_too(
         engine.reload_states()
 
 
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_a_loss_of_its_own_can_go_backward_after_it_was_refused(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    def steps(engine: Any, backward: Callable[[Any], object]) -> list[float]:
+        losses = []
+        for number in range(STEPS):
+            loss = engine(batch(number, 0, device))
+            backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        return losses
+
+    with engine_of(kind) as engine:
+        expected = steps(engine, lambda loss: loss.backward())
+    with engine_of(kind) as engine, attach(engine, arena):
+
+        def attempt(loss: Any) -> None:
+            engine.offload_states()
+            with pytest.raises(StateOffloaded):
+                loss.backward()
+            engine.reload_states()
+            loss.backward()
+
+        assert steps(engine, attempt) == expected
+
+
 def test_gathering_weights_that_are_away_harms_nothing(arena: PinnedArena, device: str) -> None:
     from deepspeed.runtime.zero import GatheredParameters
 
