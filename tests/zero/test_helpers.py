@@ -74,6 +74,25 @@ def test_what_a_setter_sets_leaves_and_comes_back(
         assert torch.equal(utils.safe_get_full_fp32_param(parameter), value)
 
 
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_an_update_of_many_gradients_is_refused_before_the_first(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    from deepspeed import utils
+
+    with engine_of(kind) as engine, attach(engine, arena):
+        engine.backward(engine(batch(0, 0, device)))
+        before = values(engine, "lp_grads")
+        trained = [each for each in engine.module.parameters() if each.requires_grad]
+        engine.offload_states(["lp_grads"])
+        with pytest.raises(StateOffloaded, match="safe_update_full_grad_vectorized needs lp_grads"):
+            utils.safe_update_full_grad_vectorized(trained, lambda gradient, _: 2 * gradient)
+        engine.reload_states()
+        utils.safe_update_full_grad_vectorized(trained, lambda gradient, _: 2 * gradient)
+        doubled = [2 * gradient for gradient in before]
+        assert all(map(torch.equal, values(engine, "lp_grads"), doubled))
+
+
 def test_a_getter_brings_back_what_it_needs_where_that_was_asked_for(
     arena: PinnedArena, device: str
 ) -> None:
