@@ -102,7 +102,7 @@ class Helpers:
         self, parameters: Sequence[torch.Tensor], needed: frozenset[Category], name: str
     ) -> None:
         for offloader in list(self._offloaders):
-            if offloader.offloaded_states() & needed and any(map(offloader.owns, parameters)):
+            if offloader.missing(needed) and any(map(offloader.owns, parameters)):
                 offloader.need(needed, name)
 
 

@@ -245,6 +245,10 @@ class DeepSpeedOffloader(NotCopied):
         """Return whether it is a parameter of its engine."""
         return any(parameter is each for each in self._engine.module.parameters())
 
+    def missing(self, categories: Collection[Category]) -> frozenset[Category]:
+        """Return those of `categories` of which something is away."""
+        return self._keepers.away_of(categories)
+
     def need(self, categories: Collection[Category], operation: str) -> None:
         """Raise, or reload, if some of these categories are away that `operation` needs.
 
@@ -253,7 +257,7 @@ class DeepSpeedOffloader(NotCopied):
         StateOffloaded
             If ``on_access`` is ``"raise"``. The operation has not begun.
         """
-        missing = self.offloaded_states() & frozenset(categories)
+        missing = self.missing(categories)
         if not missing:
             return
         if self._on_access == "reload":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from pinferry import Category
 from pinferry.deepspeed import attach
 from pinferry.errors import StateOffloaded
+from pinferry.states.keeper import StateKeeper
 from tests.zero.engines import WRAPPERS, engine_of
 from tests.zero.model import batch, train
 
@@ -273,6 +275,20 @@ def test_gradients_that_are_reduced_together_are_there_when_they_are(
                     pass  # reduces what the refused block has left
             engine.step()
     assert losses == expected
+
+
+def test_an_operation_that_needs_nothing_of_what_is_away_does_not_go_through_it(
+    arena: PinnedArena, device: str
+) -> None:
+    with engine_of("zero2") as engine, attach(engine, arena):
+        train(engine, 1)
+        engine.offload_states(["optim_states", "hp_params"])
+        with patch.object(StateKeeper, "away", side_effect=AssertionError):
+            engine(batch(1, 0, device))
+        engine.reload_states()
+        engine.offload_states(["lp_params"])
+        with pytest.raises(StateOffloaded):
+            engine(batch(1, 0, device))
 
 
 def test_a_compiled_module_is_guarded_where_the_engine_calls_it(
