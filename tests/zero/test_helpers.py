@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -109,6 +110,19 @@ def test_getters_of_other_engines_go_on(arena: PinnedArena, device: str) -> None
         train(other, 1)
         engine.offload_states()
         assert values(other, "hp_params")
+
+
+def test_a_getter_does_not_go_through_all_parameters(arena: PinnedArena, device: str) -> None:
+    from deepspeed import utils
+
+    with engine_of("zero2") as other, engine_of("zero2") as engine, attach(engine, arena):
+        train(other, 1)
+        (parameter, *_) = engine.module.parameters()
+        engine.offload_states()
+        with patch.object(engine.module, "parameters", side_effect=AssertionError):
+            assert values(other, "hp_params")
+            with pytest.raises(StateOffloaded):
+                utils.safe_get_full_fp32_param(parameter)
 
 
 @pytest.mark.parametrize("kind", ["plain", "unfused", "fused", *KINDS])
