@@ -62,8 +62,13 @@ def install_guards(
             patches.before(engine, name, check)
     if basic_optimizer(engine.optimizer) is not None:
         patches.before(engine.optimizer, "step", guards.before_update)
+
+    # A function, and not a method: a copy of the module must not copy what that belongs to.
+    def before_forward(module: torch.nn.Module, _: object) -> None:
+        guards.before_forward(module)
+
     return [
-        module.register_forward_pre_hook(guards.before_forward, prepend=True)
+        module.register_forward_pre_hook(before_forward, prepend=True)
         for module in (engine, engine.module)
     ]
 
@@ -75,8 +80,10 @@ class _Guards:
         self._engine = engine
         self._require = require
 
-    def before_forward(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():  # what is compiled is called from what is not
+    def before_forward(self, module: torch.nn.Module) -> None:
+        if torch.compiler.is_compiling():  # what is compiled is called from what is not
+            return
+        if module is self._engine or module is self._engine.module:  # a copy has weights of its own
             self._require(_FORWARD, "forward")
 
     def before_backward(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from pinferry import Category, PinnedArena
 from pinferry.deepspeed import attach
 from pinferry.errors import UnknownCategory
 from tests.zero.engines import WRAPPERS, engine_of
-from tests.zero.model import train
+from tests.zero.model import batch, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,6 +95,21 @@ def test_an_arena_that_was_given_stays_open(arena: PinnedArena, device: str) -> 
         assert arena.stats().used_bytes == 0
         with attach(engine, "2MiB") as offloader:
             assert offloader.arena.capacity_bytes == 2 << 20
+
+
+@pytest.mark.parametrize("kind", ["plain", "zero1", "zero2"])
+def test_a_copy_of_the_module_is_a_module_of_its_own(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    with engine_of(kind) as engine, attach(engine, arena):
+        train(engine, 1)
+        reference = copy.deepcopy(engine.module)
+        tokens = batch(1, 0, device)
+        expected = reference(tokens)
+        engine.offload_states()
+        assert torch.equal(reference(tokens), expected)
+        engine.reload_states()
+        assert torch.equal(engine(tokens), expected)
 
 
 def test_an_error_within_brings_everything_back(arena: PinnedArena, device: str) -> None:
