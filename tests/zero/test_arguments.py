@@ -139,6 +139,21 @@ def test_an_attachment_that_fails_leaves_the_engine_alone(device: str) -> None:
         train(engine, 1)
 
 
+@pytest.mark.parametrize("kind", ["zero1", "zero2"])
+def test_what_deepspeed_took_away_it_must_bring_back(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    with engine_of(kind) as engine:
+        train(engine, 1)
+        engine.offload_states()
+        with pytest.raises(InvalidArgument, match=r"DeepSpeed itself.*reload_states\(\) first"):
+            attach(engine, arena)
+        engine.reload_states()
+        with attach(engine, arena):
+            engine.offload_states()
+        train(engine, 1)
+
+
 def test_an_offloader_that_was_detached_says_so(arena: PinnedArena, device: str) -> None:
     with engine_of("zero1") as engine:
         offloader = attach(engine, arena)
