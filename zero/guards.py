@@ -32,6 +32,7 @@ _CHECKPOINT = _FORWARD | _OPTIMIZER
 _METHODS = {
     "save_checkpoint": _CHECKPOINT,
     "load_checkpoint": _CHECKPOINT,
+    "eval_batch": _FORWARD,
     "save_16bit_model": _FORWARD,
     "save_fp16_model": _FORWARD,
 }
@@ -55,10 +56,11 @@ def install_guards(
         "_flush_coalesced_reduction_zero12": guards.before_reduction,
         "_flush_coalesced_reduction_zero3": guards.before_reduction,
         "step": guards.before_step,
+        "train_batch": guards.before_batch,
         **{name: partial(require, needed, name) for name, needed in _METHODS.items()},
     }
     for name, check in checks.items():
-        if hasattr(engine, name):
+        if hasattr(type(engine), name):  # an engine has what its module has, too
             patches.before(engine, name, check)
     if basic_optimizer(engine.optimizer) is not None:
         patches.before(engine.optimizer, "step", guards.before_update)
@@ -98,6 +100,11 @@ class _Guards:
             self._require(self._needed_by_update() | _REDUCTION, "step")
         elif self._engine.is_gradient_accumulation_boundary():
             self.before_update()
+
+    def before_batch(self) -> None:
+        # Of a pipeline: forward, backward and step of several parts, by methods of the class.
+        needed = _FORWARD | self._needed_by_reduction() | self._needed_by_update()
+        self._require(needed, "train_batch")
 
     def before_update(self) -> None:
         self._require(self._needed_by_update(), "step")
