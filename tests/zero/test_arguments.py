@@ -192,6 +192,22 @@ def test_an_optimizer_that_lives_on_the_host_stays_there(
         train(engine, 1, first=1)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_buffer_by_which_gradients_reach_the_host_moves(
+    stage: int, arena: PinnedArena, device: str
+) -> None:
+    with (
+        engine_of(f"zero{stage}", zero_optimization=STATIC) as engine,
+        attach(engine, arena) as offloader,
+    ):
+        train(engine, 1)
+        buffer = engine.optimizer.temp_grad_buffer_for_gpu_offload
+        engine.offload_states(["contiguous_grad_buffer"])
+        assert offloader.engine.is_offloaded(buffer.untyped_storage())
+        engine.reload_states()
+        train(engine, 1, first=1)
+
+
 def test_parameters_that_live_on_the_host_are_refused(device: str) -> None:
     static = {**STATIC, "offload_param": {"device": "cpu"}}
     with engine_of("zero3", zero_optimization=static) as engine:
