@@ -277,13 +277,15 @@ class DeepSpeedOffloader(NotCopied):
         ------
         DeviceOutOfMemory
             If the device lacks memory. Then the engine stays attached.
+        ArenaInUse
+            If somebody has moved something else by `engine`. Then it stays attached, too.
         """
         with self._keepers.lock:
             if not self._attached:
                 return
             self._reload(arguments.ALL, non_blocking=False)
-            self._attached = False
             self._keepers.close()
+            self._attached = False
             self._on_detach()
 
     def _tell_deepspeed(self) -> None:

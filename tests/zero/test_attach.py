@@ -12,7 +12,7 @@ import torch
 
 from pinferry import Category, PinnedArena
 from pinferry.deepspeed import attach
-from pinferry.errors import UnknownCategory
+from pinferry.errors import ArenaInUse, UnknownCategory
 from tests.zero.engines import WRAPPERS, engine_of
 from tests.zero.model import batch, train
 
@@ -110,6 +110,24 @@ def test_a_copy_of_the_module_is_a_module_of_its_own(
         assert torch.equal(reference(tokens), expected)
         engine.reload_states()
         assert torch.equal(engine(tokens), expected)
+
+
+def test_a_detachment_that_fails_can_be_repeated(arena: PinnedArena, device: str) -> None:
+    with engine_of("zero2") as engine:
+        before = set(vars(engine))
+        offloader = attach(engine, arena)
+        other = torch.ones(100, device=device)
+        offloader.engine.offload({"other": other})
+        engine.offload_states()
+        with pytest.raises(ArenaInUse, match="other"):
+            offloader.detach()
+        assert offloader.attached
+        train(engine, 1)
+        offloader.engine.reload({"other": other})
+        offloader.detach()
+        assert not offloader.attached
+        assert set(vars(engine)) == before
+        train(engine, 1)
 
 
 def test_an_error_within_brings_everything_back(arena: PinnedArena, device: str) -> None:
