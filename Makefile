@@ -129,7 +129,8 @@ $(OLDEST_DEEPSPEED): | venv
 
 # DeepSpeed compiles with ninja, which pip has put beside pytest.
 pytest: build fake-driver $(OLDEST_DEEPSPEED)
-	@rm -f build/deepspeed/*/lock # an interrupted compilation leaves one, and the next waits for ever
+	@# An interrupted compilation leaves one, and the next waits for ever.
+	@rm -f build/deepspeed/*/lock $(OLDEST_DEEPSPEED)/operators/*/lock
 	$(call say,pytest)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --maxprocesses 8
 

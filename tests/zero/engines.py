@@ -50,7 +50,8 @@ KINDS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
 def prepare_environment() -> None:
     """Say where DeepSpeed runs and compiles; before it is imported."""
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    os.environ.update(DS_ACCELERATOR=accelerator, DS_BUILD_OPS="0", TORCH_EXTENSIONS_DIR=str(BUILD))
+    os.environ.update(DS_ACCELERATOR=accelerator, DS_BUILD_OPS="0")
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(BUILD))
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("LOCAL_SIZE", os.environ["WORLD_SIZE"])
