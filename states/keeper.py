@@ -52,6 +52,7 @@ class StateKeeper:
         self._lock = threading.RLock() if lock is None else lock
         # Of what is away, by storage_key; an address may come to name another storage.
         self._categories: dict[int, tuple[ParkedStorage, Category]] = {}
+        self._remembered: set[Category] = set()  # of these, and perhaps of some that are back
         self._last: tuple[dict[Category, int], MemoryReading, Ticket] | None = None
         self.moves = 0  # offloads that gave device memory back
 
@@ -119,14 +120,28 @@ class StateKeeper:
         """
         with self._lock:
             held = self.engine.offloaded()
-            self._categories = {
-                key: (parked, category)
-                for key, (parked, category) in self._categories.items()
-                if held.get(key) is parked
-            }
+            gone = [
+                key for key, (parked, _) in self._categories.items() if held.get(key) is not parked
+            ]
+            for key in gone:
+                del self._categories[key]
             if len(self._categories) < len(held):  # another user of the engine has moved something
                 self._remember(self._survey().states)
-            return {key: category for key, (_, category) in self._categories.items()}
+            away = {key: category for key, (_, category) in self._categories.items()}
+            self._remembered = set(away.values())
+            return away
+
+    def away_of(self, categories: Collection[Category]) -> frozenset[Category]:
+        """Return those of `categories` of which something is away.
+
+        Meant to be asked before each forward: where thousands of storages of other categories are
+        away, it does not look at each.
+        """
+        with self._lock:
+            known = len(self._categories) == len(self.engine.offloaded())
+            if known and self._remembered.isdisjoint(categories):
+                return frozenset()
+            return frozenset(self.away().values()).intersection(categories)
 
     def resident(self) -> StateSet:
         """Return the state that has bytes here: what nobody has offloaded, not a plan either."""
@@ -157,6 +172,7 @@ class StateKeeper:
             known = self._categories.get(key)
             if key in held and (known is None or known[0] is not held[key]):
                 self._categories[key] = (held[key], entry.category)
+                self._remembered.add(entry.category)
 
 
 def _with_categories(error: ArenaExhausted, states: StateSet) -> ArenaExhausted:

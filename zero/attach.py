@@ -57,7 +57,7 @@ def attach(
     Raises
     ------
     InvalidArgument
-        If this is no DeepSpeedEngine, or is attached already.
+        If this is no DeepSpeedEngine, is attached already, or has states offloaded by DeepSpeed.
     PackageMissing
         If DeepSpeed is not installed.
     StaticOffload
@@ -122,6 +122,11 @@ def _require_engine(engine: object) -> None:
             "take compile.deepcompile out of its configuration"
         )
     require_device_parameters(engine)
+    if getattr(engine.optimizer, "offloaded_states", None):
+        raise InvalidArgument(
+            "states of this engine were offloaded by DeepSpeed itself, and only that can bring "
+            "them back; call engine.reload_states() first, and then attach()"
+        )
 
 
 def _open_arena(

@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pinferry.deepspeed.patching import Patches
+from pinferry.deepspeed.preparing import prepared_again
 from pinferry.states.categories import Category
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -35,6 +36,7 @@ _ACCESSORS = {
     for extent in ("full", "local")
     for what, needed in _NEEDED.items()
 }
+_OF_A_LIST = {"safe_update_full_grad_vectorized": _NEEDED["grad"]}
 
 
 class Helpers:
@@ -62,9 +64,12 @@ class Helpers:
         if hasattr(devices, "get_state_devices"):
             self._patches.function(devices, "get_state_devices", self._state_devices)
         accessors = import_module("deepspeed.utils.tensor_fragment")
-        for name, needed in _ACCESSORS.items():
+        for name, needed in (_ACCESSORS | _OF_A_LIST).items():
             if hasattr(accessors, name):
                 self._patches.function(accessors, name, self._guarded(name, needed))
+        hooks = import_module("deepspeed.runtime.utils")
+        if hasattr(hooks, "register_output_backward_hooks"):
+            self._patches.function(hooks, "register_output_backward_hooks", prepared_again)
 
     def _state_devices(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_state_devices(model: object, state: str) -> Any:  # noqa: ANN401 -- as DeepSpeed's
@@ -80,14 +85,25 @@ class Helpers:
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             def accessor(param: torch.Tensor, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
-                for offloader in list(self._offloaders):
-                    if offloader.offloaded_states() & needed and offloader.owns(param):
-                        offloader.need(needed, name)
+                self._require([param], needed, name)
                 return original(param, *args, **kwargs)
 
-            return accessor
+            def accessor_of_a_list(
+                param_list: Sequence[torch.Tensor], *args: object, **kwargs: object
+            ) -> Any:  # noqa: ANN401
+                self._require(param_list, needed, name)
+                return original(param_list, *args, **kwargs)
+
+            return accessor_of_a_list if name in _OF_A_LIST else accessor
 
         return wrap
+
+    def _require(
+        self, parameters: Sequence[torch.Tensor], needed: frozenset[Category], name: str
+    ) -> None:
+        for offloader in list(self._offloaders):
+            if offloader.missing(needed) and any(map(offloader.owns, parameters)):
+                offloader.need(needed, name)
 
 
 #: Of this process.

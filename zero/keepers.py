@@ -62,6 +62,11 @@ class Keepers:
         with self.lock:
             return {key: category for each in self._all() for key, category in each.away().items()}
 
+    def away_of(self, categories: Collection[Category]) -> frozenset[Category]:
+        """Return those of `categories` of which something is away."""
+        with self.lock:
+            return frozenset().union(*(each.away_of(categories) for each in self._all()))
+
     def given_up(self) -> frozenset[int]:
         """Return the storages that are away without their bytes."""
         with self.lock:

@@ -68,6 +68,7 @@ class DeepSpeedOffloader(NotCopied):
         self._on_access = on_access
         self._on_detach = on_detach
         self._attached = True
+        self._parameters: frozenset[int] = frozenset()  # by id
         # Not a method: the keepers must not keep their owner alive.
         device = "cpu" if arena.device.kind == "cpu" else f"cuda:{arena.device.index}"
         self._keepers = Keepers(arena, partial(survey, engine, device))
@@ -148,6 +149,7 @@ class DeepSpeedOffloader(NotCopied):
             if categories & _WEIGHTS and hasattr(wrapper, "empty_partition_cache"):
                 wrapper.empty_partition_cache()  # what stage 3 has gathered
             ticket = self._keepers.offload(categories, pinned=pin_memory)
+            self._parameters = frozenset(map(id, self._engine.module.parameters()))
             self._tell_deepspeed()
         if not non_blocking:
             ticket.synchronize()
@@ -242,8 +244,12 @@ class DeepSpeedOffloader(NotCopied):
         return engine is self._engine
 
     def owns(self, parameter: torch.Tensor) -> bool:
-        """Return whether it is a parameter of its engine."""
-        return any(parameter is each for each in self._engine.module.parameters())
+        """Return whether it was a parameter of its engine when something last left."""
+        return id(parameter) in self._parameters
+
+    def missing(self, categories: Collection[Category]) -> frozenset[Category]:
+        """Return those of `categories` of which something is away."""
+        return self._keepers.away_of(categories)
 
     def need(self, categories: Collection[Category], operation: str) -> None:
         """Raise, or reload, if some of these categories are away that `operation` needs.
@@ -253,7 +259,7 @@ class DeepSpeedOffloader(NotCopied):
         StateOffloaded
             If ``on_access`` is ``"raise"``. The operation has not begun.
         """
-        missing = self.offloaded_states() & frozenset(categories)
+        missing = self.missing(categories)
         if not missing:
             return
         if self._on_access == "reload":
@@ -271,13 +277,15 @@ class DeepSpeedOffloader(NotCopied):
         ------
         DeviceOutOfMemory
             If the device lacks memory. Then the engine stays attached.
+        ArenaInUse
+            If somebody has moved something else by `engine`. Then it stays attached, too.
         """
         with self._keepers.lock:
             if not self._attached:
                 return
             self._reload(arguments.ALL, non_blocking=False)
-            self._attached = False
             self._keepers.close()
+            self._attached = False
             self._on_detach()
 
     def _tell_deepspeed(self) -> None:

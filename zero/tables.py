@@ -53,6 +53,7 @@ def _several(category: Category, *names: str, optional: bool = False) -> tuple[A
 
 _LP, _HP = Category.LP_PARAMS, Category.HP_PARAMS
 _OPTIM, _GRADS = Category.OPTIM_STATES, Category.LP_GRADS
+_BUFFER = Category.CONTIGUOUS_GRAD_BUFFER
 
 _ZERO_1_AND_2 = Table(
     "bit16_groups",
@@ -64,7 +65,9 @@ _ZERO_1_AND_2 = Table(
         *_several(_GRADS, "extra_large_param_to_reduce"),
         *_several(_GRADS, "all_grad_tensors", "grads_in_partition", optional=True),
         *_several(_OPTIM, "_muon_pending_momentum", optional=True),
-        *_several(Category.CONTIGUOUS_GRAD_BUFFER, "_muon_allgather_buffers", optional=True),
+        *_several(_BUFFER, "_muon_allgather_buffers", optional=True),
+        # As large as the largest parameter, where the optimizer lives on the host.
+        *_several(_BUFFER, "temp_grad_buffer_for_gpu_offload", optional=True),
     ),
     buckets=True,
 )
@@ -80,7 +83,7 @@ _ZERO_3 = Table(
         *_several(_GRADS, "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"),
         *_several(_GRADS, "previous_reduced_grads", optional=True),
         *_several(_OPTIM, "muon_momentum_buffer_partitioned_groups_flat", optional=True),
-        *_several(Category.CONTIGUOUS_GRAD_BUFFER, "_muon_allgather_buffers", optional=True),
+        *_several(_BUFFER, "_muon_allgather_buffers", optional=True),
     ),
     buckets=True,
 )

@@ -139,6 +139,21 @@ def test_an_attachment_that_fails_leaves_the_engine_alone(device: str) -> None:
         train(engine, 1)
 
 
+@pytest.mark.parametrize("kind", ["zero1", "zero2"])
+def test_what_deepspeed_took_away_it_must_bring_back(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    with engine_of(kind) as engine:
+        train(engine, 1)
+        engine.offload_states()
+        with pytest.raises(InvalidArgument, match=r"DeepSpeed itself.*reload_states\(\) first"):
+            attach(engine, arena)
+        engine.reload_states()
+        with attach(engine, arena):
+            engine.offload_states()
+        train(engine, 1)
+
+
 def test_an_offloader_that_was_detached_says_so(arena: PinnedArena, device: str) -> None:
     with engine_of("zero1") as engine:
         offloader = attach(engine, arena)
@@ -173,6 +188,22 @@ def test_an_optimizer_that_lives_on_the_host_stays_there(
         moved = offloader.offloaded_states()
         assert {Category.LP_PARAMS, Category.BUFFERS, Category.FROZEN_PARAMS} <= moved
         assert not moved & {Category.HP_PARAMS, Category.OPTIM_STATES}
+        engine.reload_states()
+        train(engine, 1, first=1)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_buffer_by_which_gradients_reach_the_host_moves(
+    stage: int, arena: PinnedArena, device: str
+) -> None:
+    with (
+        engine_of(f"zero{stage}", zero_optimization=STATIC) as engine,
+        attach(engine, arena) as offloader,
+    ):
+        train(engine, 1)
+        buffer = engine.optimizer.temp_grad_buffer_for_gpu_offload
+        engine.offload_states(["contiguous_grad_buffer"])
+        assert offloader.engine.is_offloaded(buffer.untyped_storage())
         engine.reload_states()
         train(engine, 1, first=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import TYPE_CHECKING
@@ -11,9 +12,9 @@ import torch
 
 from pinferry import Category, PinnedArena
 from pinferry.deepspeed import attach
-from pinferry.errors import UnknownCategory
+from pinferry.errors import ArenaInUse, UnknownCategory
 from tests.zero.engines import WRAPPERS, engine_of
-from tests.zero.model import train
+from tests.zero.model import batch, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,6 +95,39 @@ def test_an_arena_that_was_given_stays_open(arena: PinnedArena, device: str) -> 
         assert arena.stats().used_bytes == 0
         with attach(engine, "2MiB") as offloader:
             assert offloader.arena.capacity_bytes == 2 << 20
+
+
+@pytest.mark.parametrize("kind", ["plain", "zero1", "zero2"])
+def test_a_copy_of_the_module_is_a_module_of_its_own(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    with engine_of(kind) as engine, attach(engine, arena):
+        train(engine, 1)
+        reference = copy.deepcopy(engine.module)
+        tokens = batch(1, 0, device)
+        expected = reference(tokens)
+        engine.offload_states()
+        assert torch.equal(reference(tokens), expected)
+        engine.reload_states()
+        assert torch.equal(engine(tokens), expected)
+
+
+def test_a_detachment_that_fails_can_be_repeated(arena: PinnedArena, device: str) -> None:
+    with engine_of("zero2") as engine:
+        before = set(vars(engine))
+        offloader = attach(engine, arena)
+        other = torch.ones(100, device=device)
+        offloader.engine.offload({"other": other})
+        engine.offload_states()
+        with pytest.raises(ArenaInUse, match="other"):
+            offloader.detach()
+        assert offloader.attached
+        train(engine, 1)
+        offloader.engine.reload({"other": other})
+        offloader.detach()
+        assert not offloader.attached
+        assert set(vars(engine)) == before
+        train(engine, 1)
 
 
 def test_an_error_within_brings_everything_back(arena: PinnedArena, device: str) -> None:

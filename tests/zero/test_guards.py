@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from pinferry import Category
 from pinferry.deepspeed import attach
 from pinferry.errors import StateOffloaded
+from pinferry.states.keeper import StateKeeper
 from tests.zero.engines import WRAPPERS, engine_of
 from tests.zero.model import batch, train
 
@@ -151,6 +153,33 @@ def test_a_loss_of_its_own_backward_is_refused_too(
         engine.reload_states()
 
 
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_a_loss_of_its_own_can_go_backward_after_it_was_refused(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    def steps(engine: Any, backward: Callable[[Any], object]) -> list[float]:
+        losses = []
+        for number in range(STEPS):
+            loss = engine(batch(number, 0, device))
+            backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        return losses
+
+    with engine_of(kind) as engine:
+        expected = steps(engine, lambda loss: loss.backward())
+    with engine_of(kind) as engine, attach(engine, arena):
+
+        def attempt(loss: Any) -> None:
+            engine.offload_states()
+            with pytest.raises(StateOffloaded):
+                loss.backward()
+            engine.reload_states()
+            loss.backward()
+
+        assert steps(engine, attempt) == expected
+
+
 def test_gathering_weights_that_are_away_harms_nothing(arena: PinnedArena, device: str) -> None:
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -179,6 +208,87 @@ def test_an_update_between_two_boundaries_is_not_refused(arena: PinnedArena, dev
             engine.step()
         engine.reload_states()
         engine.step()
+
+
+@pytest.mark.parametrize("kind", ["plain", "bf16_optimizer", "zero1", "zero2", "zero3"])
+def test_a_step_that_is_always_a_boundary_is_refused_before_it_reduces(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    def steps(engine: Any, step: Callable[[], object]) -> list[float]:
+        losses = []
+        for number in range(2 * STEPS):
+            loss = engine(batch(number, 0, device))
+            engine.backward(loss)
+            losses.append(loss.item())
+            if number % 2:
+                step()
+        return losses
+
+    own: dict[str, Any] = {"managed_gradient_accumulation": False}
+    with engine_of(kind, accumulation=2, **own) as engine:
+        if not hasattr(type(engine), "managed_gradient_accumulation"):
+            pytest.skip("this release manages gradient accumulation itself")
+        expected = steps(engine, engine.step)
+    with engine_of(kind, accumulation=2, **own) as engine, attach(engine, arena):
+
+        def attempt() -> None:
+            engine.offload_states()
+            with pytest.raises(StateOffloaded, match="step needs"):
+                engine.step()
+            assert not engine.is_gradient_accumulation_boundary()
+            engine.reload_states()
+            engine.step()
+
+        assert steps(engine, attempt) == expected
+
+
+@pytest.mark.parametrize("on_access", ["raise", "reload"])
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_gradients_that_are_reduced_together_are_there_when_they_are(
+    kind: str, on_access: str, arena: PinnedArena, device: str
+) -> None:
+    def accumulate(engine: Any, losses: list[float], at_the_end: Callable[[], object]) -> None:
+        with engine.coalesce_grad_reduction():
+            for _ in range(2):
+                loss = engine(batch(len(losses), 0, device))
+                engine.backward(loss)
+                losses.append(loss.item())
+            at_the_end()
+
+    expected: list[float] = []
+    losses: list[float] = []
+    with engine_of(kind) as engine:
+        if not hasattr(type(engine), "coalesce_grad_reduction"):
+            pytest.skip("this release has no such block")
+        for _ in range(STEPS):
+            accumulate(engine, expected, lambda: None)
+            engine.step()
+    with engine_of(kind) as engine, attach(engine, arena, on_access=on_access):
+        for _ in range(STEPS):
+            if on_access == "reload":
+                accumulate(engine, losses, engine.offload_states)
+            else:
+                with pytest.raises(StateOffloaded, match="reduction of gradients needs"):
+                    accumulate(engine, losses, engine.offload_states)
+                engine.reload_states()
+                with engine.coalesce_grad_reduction():
+                    pass  # reduces what the refused block has left
+            engine.step()
+    assert losses == expected
+
+
+def test_an_operation_that_needs_nothing_of_what_is_away_does_not_go_through_it(
+    arena: PinnedArena, device: str
+) -> None:
+    with engine_of("zero2") as engine, attach(engine, arena):
+        train(engine, 1)
+        engine.offload_states(["optim_states", "hp_params"])
+        with patch.object(StateKeeper, "away", side_effect=AssertionError):
+            engine(batch(1, 0, device))
+        engine.reload_states()
+        engine.offload_states(["lp_params"])
+        with pytest.raises(StateOffloaded):
+            engine(batch(1, 0, device))
 
 
 def test_a_compiled_module_is_guarded_where_the_engine_calls_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -74,6 +75,25 @@ def test_what_a_setter_sets_leaves_and_comes_back(
         assert torch.equal(utils.safe_get_full_fp32_param(parameter), value)
 
 
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_an_update_of_many_gradients_is_refused_before_the_first(
+    kind: str, arena: PinnedArena, device: str
+) -> None:
+    from deepspeed import utils
+
+    with engine_of(kind) as engine, attach(engine, arena):
+        engine.backward(engine(batch(0, 0, device)))
+        before = values(engine, "lp_grads")
+        trained = [each for each in engine.module.parameters() if each.requires_grad]
+        engine.offload_states(["lp_grads"])
+        with pytest.raises(StateOffloaded, match="safe_update_full_grad_vectorized needs lp_grads"):
+            utils.safe_update_full_grad_vectorized(trained, lambda gradient, _: 2 * gradient)
+        engine.reload_states()
+        utils.safe_update_full_grad_vectorized(trained, lambda gradient, _: 2 * gradient)
+        doubled = [2 * gradient for gradient in before]
+        assert all(map(torch.equal, values(engine, "lp_grads"), doubled))
+
+
 def test_a_getter_brings_back_what_it_needs_where_that_was_asked_for(
     arena: PinnedArena, device: str
 ) -> None:
@@ -90,6 +110,19 @@ def test_getters_of_other_engines_go_on(arena: PinnedArena, device: str) -> None
         train(other, 1)
         engine.offload_states()
         assert values(other, "hp_params")
+
+
+def test_a_getter_does_not_go_through_all_parameters(arena: PinnedArena, device: str) -> None:
+    from deepspeed import utils
+
+    with engine_of("zero2") as other, engine_of("zero2") as engine, attach(engine, arena):
+        train(other, 1)
+        (parameter, *_) = engine.module.parameters()
+        engine.offload_states()
+        with patch.object(engine.module, "parameters", side_effect=AssertionError):
+            assert values(other, "hp_params")
+            with pytest.raises(StateOffloaded):
+                utils.safe_get_full_fp32_param(parameter)
 
 
 @pytest.mark.parametrize("kind", ["plain", "unfused", "fused", *KINDS])
