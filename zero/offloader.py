@@ -204,7 +204,8 @@ class DeepSpeedOffloader(NotCopied):
             self.offload_states(include or None, non_blocking=True)
             yield self
         finally:
-            self._reload(arguments.parse_categories(include or None), True, before)
+            if self._attached:  # detach() has reloaded everything
+                self._reload(arguments.parse_categories(include or None), True, before)
 
     def offloaded_states(self) -> frozenset[Category]:
         """Return the categories of which something is away."""

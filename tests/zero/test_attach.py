@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -149,6 +149,24 @@ def test_a_scheduler_made_while_attached_steps(arena: PinnedArena, device: str) 
             assert engine.optimizer.param_groups[0]["lr"] == 5e-3
             engine.offload_states()
         train(engine, 1)  # with the scheduler's own wrapper of step() left in place
+
+
+def test_a_block_may_end_after_its_offloader(arena: PinnedArena, device: str) -> None:
+    with engine_of("zero2") as engine:
+        train(engine, 1)
+        offloader = attach(engine, arena)
+        with offloader.offloaded():
+            offloader.detach()
+
+
+def test_a_block_passes_its_own_error_on(arena: PinnedArena, device: str) -> None:
+    def leave(engine: Any) -> None:
+        with attach(engine, arena).offloaded():
+            engine.destroy()
+            raise KeyError("ours")
+
+    with engine_of("zero2") as engine, pytest.raises(KeyError, match="ours"):
+        leave(engine)
 
 
 def test_a_block_offloads_and_leaves_what_was_away_before(arena: PinnedArena, device: str) -> None:
