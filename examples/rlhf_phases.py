@@ -354,7 +354,7 @@ def session(console: Console, stage: int, width: int, phases: int) -> None:
 def main(
     size: Annotated[float, typer.Option(help="Parameters of the policy, in millions.")] = 4,
     phases: Annotated[int, typer.Option(help="Phases of training and generating.")] = 3,
-    stage: Annotated[int, typer.Option(help="DeepSpeed's ZeRO stage, 1 to 3.")] = 3,
+    stage: Annotated[int, typer.Option(min=1, max=3, help="DeepSpeed's ZeRO stage.")] = 3,
     local_rank: Annotated[int, typer.Option("--local_rank", hidden=True)] = 0,
 ) -> None:
     """Train and generate in phases, with what generation does not need offloaded meanwhile."""
