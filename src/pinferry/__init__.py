@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pinferry.errors import PinferryError
-    from pinferry.loop import StreamingOptimizer, offload_activations
+    from pinferry.loop import OffloadSchedule, StreamingOptimizer, offload_activations
     from pinferry.pool import ArenaStats, PinnedArena, PinnedBlock, default_device
     from pinferry.states import (
         Category,
@@ -35,6 +35,7 @@ __all__ = [
     "Access",
     "ArenaStats",
     "Category",
+    "OffloadSchedule",
     "PinferryError",
     "PinnedArena",
     "PinnedBlock",
@@ -56,7 +57,7 @@ __all__ = [
 
 _ROOMS = {
     "errors": ("PinferryError",),
-    "loop": ("StreamingOptimizer", "offload_activations"),
+    "loop": ("OffloadSchedule", "StreamingOptimizer", "offload_activations"),
     "pool": ("ArenaStats", "PinnedArena", "PinnedBlock", "default_device"),
     "transfer": (
         "Access",
