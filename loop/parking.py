@@ -11,7 +11,7 @@ from pinferry.transfer import storage_key
 from pinferry.transfer.options import ReloadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     import torch
 
@@ -22,6 +22,9 @@ __all__ = ["Parking", "PlainParking"]
 
 class Parking(Protocol):
     """Where a schedule parks state: what only a step needs, and gradients, which backward needs."""
+
+    def watch_step(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Have these called around each update, until `close`."""
 
     def park(self) -> int:
         """Send everything away that is here, and return its bytes. Waits for nothing."""
@@ -67,7 +70,14 @@ class PlainParking:
         self._plan: TransferPlan | None = None
         self._planned = -1  # tensors of the optimizer's state when the plan was made
         self._away: list[int] = []  # gradients, by storage_key
-        self._loaded = optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
+        self._hooks = [optimizer.register_load_state_dict_post_hook(lambda _: self._forget())]
+
+    def watch_step(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Have these called around each update, until `close`."""
+        self._hooks += [
+            self._optimizer.register_step_pre_hook(lambda *_: before()),
+            self._optimizer.register_step_post_hook(lambda *_: after()),
+        ]
 
     def park(self) -> int:
         """Send everything away that is here, and return its bytes."""
@@ -99,7 +109,8 @@ class PlainParking:
 
     def close(self) -> None:
         """Bring everything back, and give the room in the arena back."""
-        self._loaded.remove()
+        for hook in self._hooks:
+            hook.remove()
         self.recall_gradients()
         self._forget()
 

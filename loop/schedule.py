@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from pinferry.states.engines import device_name, engine_for
 from pinferry.states.holders import check_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from types import TracebackType
 
     from torch.utils.hooks import RemovableHandle
@@ -75,7 +76,7 @@ class OffloadSchedule:
     def attach(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None = None,
         *,
         policy: Include = (Category.OPTIM_STATES, Category.HP_PARAMS),
         accumulate: int = 1,
@@ -85,9 +86,10 @@ class OffloadSchedule:
         Parameters
         ----------
         model
-            Whose forward and backward are watched: the module that the loop calls.
+            Whose forward and backward are watched: the module that the loop calls, wrapped or not,
+            or a DeepSpeed engine, which gets attached (`pinferry.deepspeed.attach`).
         optimizer
-            Whose step needs the state.
+            Whose step needs the state. Not for a DeepSpeed engine, which has its own.
         policy
             What is parked: ``"optim_states"``, ``"hp_params"``, and ``"lp_grads"`` for gradients
             that are accumulated over several forwards.
@@ -101,20 +103,18 @@ class OffloadSchedule:
         """
         if self._parking is not None:
             raise InvalidArgument("this schedule is attached already; detach() it, or make another")
-        check_holders(model, optimizer)
+        check_holders(model, None if _is_deepspeed(model) else optimizer)
         categories = parse_include(policy, _PARKABLE, argument="policy")
         if type(accumulate) is not int or accumulate < 1:
             raise InvalidArgument(f"accumulate={accumulate!r}: how many backwards has an update?")
         self._accumulate, self._backwards = accumulate, 0
-        steps = _innermost(optimizer)
-        self._parking = PlainParking(self._engine, model, steps, categories)
+        self._parking = self._park_for(model, optimizer, categories)
+        self._parking.watch_step(self._before_step, self._after_step)
         # What is compiled calls them, but does not look into them.
         quiet: Any = torch.compiler.disable
         self._hooks = [
             model.register_forward_pre_hook(quiet(self._before_forward), prepend=True),
             model.register_forward_hook(quiet(self._after_forward)),
-            steps.register_step_pre_hook(self._before_step),
-            steps.register_step_post_hook(self._after_step),
         ]
         return self
 
@@ -143,6 +143,20 @@ class OffloadSchedule:
     def report(self) -> ScheduleReport:
         """Return what it has cost so far, with advice."""
         return self._stalls.report()
+
+    def _park_for(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        categories: Collection[Category],
+    ) -> Parking:
+        if _is_deepspeed(model):
+            from pinferry.loop.zero_parking import ZeroParking
+
+            return ZeroParking(model, self._engine.arena, categories)
+        if optimizer is None:
+            raise InvalidArgument("give the optimizer whose state is to be parked")
+        return PlainParking(self._engine, model, _innermost(optimizer), categories)
 
     def _before_forward(self, *_: object) -> None:
         if self._parking is None or self._paused:
@@ -206,6 +220,11 @@ class OffloadSchedule:
     ) -> None:
         """Detach."""
         self.detach()
+
+
+def _is_deepspeed(model: object) -> bool:
+    deepspeed = sys.modules.get("deepspeed")  # who has an engine has imported it
+    return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
 def _innermost(optimizer: Any) -> torch.optim.Optimizer:  # noqa: ANN401 -- Accelerate has no types

@@ -101,8 +101,17 @@ class StateKeeper:
                 self.moves += 1
             return ticket
 
-    def reload(self, categories: Collection[Category], leave: Collection[int] = ()) -> Ticket:
-        """Bring back what went under these categories, but for the storages in `leave`."""
+    def reload(
+        self,
+        categories: Collection[Category],
+        leave: Collection[int] = (),
+        *,
+        defer: bool = False,
+    ) -> Ticket:
+        """Bring back what went under these categories, but for the storages in `leave`.
+
+        With `defer`, it arrives when the ticket is waited for; see `TransferEngine.reload`.
+        """
         with self._lock:
             return self.engine.reload_keys(
                 [
@@ -110,7 +119,7 @@ class StateKeeper:
                     for key, category in self.away().items()
                     if category in categories and key not in leave
                 ],
-                ReloadOptions(),
+                ReloadOptions(defer=defer),
             )
 
     def away(self) -> dict[int, Category]:

@@ -50,11 +50,15 @@ class Keepers:
             return ticket
 
     def reload(
-        self, categories: Collection[Category], leave: Collection[int] = ()
+        self,
+        categories: Collection[Category],
+        leave: Collection[int] = (),
+        *,
+        defer: bool = False,
     ) -> Ticket | JoinedTicket:
-        """Bring back what went under these categories, but for the storages in `leave`."""
+        """Bring back what went under these categories; see `StateKeeper.reload`."""
         with self.lock:
-            tickets = [keeper.reload(categories, leave) for keeper in self._all()]
+            tickets = [keeper.reload(categories, leave, defer=defer) for keeper in self._all()]
             return tickets[0] if len(tickets) == 1 else JoinedTicket(tickets)
 
     def away(self) -> dict[int, Category]:

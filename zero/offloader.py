@@ -178,6 +178,32 @@ class DeepSpeedOffloader(NotCopied):
         check_flag("non_blocking", non_blocking)
         return self._reload(arguments.parse_categories(include), non_blocking)
 
+    def recall(self, include: Include = None) -> Ticket | JoinedTicket:
+        """Begin to bring back what is away, ahead of its use.
+
+        As ``reload_states(non_blocking=True)``, but no stream waits yet, so that other work runs
+        beside the copies: the states arrive when `Ticket.wait` is called. Any access before that
+        raises.
+
+        Parameters
+        ----------
+        include
+            Categories; None for all.
+
+        Raises
+        ------
+        UnknownCategory
+            If there is no such category.
+        DeviceOutOfMemory
+            If the device lacks memory. What has not come back stays offloaded and intact.
+        """
+        categories = arguments.parse_categories(include)
+        self._require_attached()
+        with self._keepers.lock:
+            ticket = self._keepers.reload(categories, defer=True)
+            self._tell_deepspeed()
+        return ticket
+
     def _reload(
         self, categories: Collection[Category], non_blocking: bool, leave: Collection[int] = ()
     ) -> Ticket | JoinedTicket:
