@@ -65,6 +65,7 @@ def test_some_modules_have_examples_at_all() -> None:
         "docs/compaction.md",
         "docs/streaming.md",
         "docs/activations.md",
+        "docs/schedule.md",
     ],
 )
 def test_the_examples_of_a_page_run_one_after_the_other(
