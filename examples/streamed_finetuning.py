@@ -1,7 +1,7 @@
 """Fine-tune a model whose optimizer state has no room on the device.
 
-On a GPU the process may use only so much memory that weights, gradients and a third of the state fit.
-The state streams through a window instead. On the CPU the same runs, and no memory is missing.
+On a GPU the process may use only so much memory that a third of the state fits beside weights and
+gradients; so it streams through a window. On the CPU the same runs, and no memory is missing.
 
 Run it with ``python examples/streamed_finetuning.py``; it picks a GPU where there is one.
 """
